@@ -1,0 +1,1 @@
+"""The smallest complete plugin: the template for new ones."""

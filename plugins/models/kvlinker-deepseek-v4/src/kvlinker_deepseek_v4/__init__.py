@@ -1,0 +1,1 @@
+"""DeepSeek V4: window, compressed KV, indexer and state rings as one pool group."""

@@ -1,0 +1,1 @@
+"""DeepSeek sparse attention: latent KV and indexer keys, stored and restored together."""

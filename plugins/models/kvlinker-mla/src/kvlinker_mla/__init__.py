@@ -1,0 +1,1 @@
+"""Multi-head latent attention: one compressed KV buffer per layer."""

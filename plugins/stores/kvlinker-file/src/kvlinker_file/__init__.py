@@ -1,0 +1,1 @@
+"""Embedded file store: pages in slab files of one directory."""
