@@ -1,0 +1,94 @@
+"""The plugin API: what a plugin may implement, and the version that it must state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import pluggy
+
+from kvlinker.description import DescribeRequest, KVCacheDescription
+from kvlinker.errors import ContractError
+from kvlinker.pools import DevicePoolGroup
+from kvlinker.store import Store
+
+__all__ = [
+    "API_VERSION",
+    "PROJECT",
+    "PluginInfo",
+    "StrategyMatch",
+    "build_direct_linker_pool_group",
+    "describe_kv_cache",
+    "describe_plugin",
+    "hookimpl",
+    "match_kv_cache",
+    "open_store",
+]
+
+API_VERSION = 1
+"""Raised when a hook changes so that an older plugin would no longer do the right thing."""
+PROJECT = "kvlinker"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginInfo:
+    """What a plugin says of itself."""
+
+    api_version: int
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyMatch:
+    """A model plugin's claim to a KV cache."""
+
+    buffers: frozenset[str]
+    """Every role of the description, claimed."""
+    omitted: Mapping[str, str] = field(default_factory=dict)
+    """Span label to the reason why the span is neither stored nor restored."""
+    specializes: frozenset[str] = frozenset()
+    """Plugins that step back where this one matches too."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buffers", frozenset(self.buffers))
+        object.__setattr__(self, "specializes", frozenset(self.specializes))
+        object.__setattr__(self, "omitted", MappingProxyType(dict(self.omitted)))
+        if blank := [label for label, reason in self.omitted.items() if not reason.strip()]:
+            msg = f"span {blank[0]!r} is omitted without a reason; say why its bytes are not needed"
+            raise ContractError(msg)
+
+
+@hookspec
+def describe_plugin() -> PluginInfo:
+    """Return the plugin's API version and a summary of one line."""
+    raise NotImplementedError
+
+
+@hookspec
+def describe_kv_cache(
+    engine: str, kv_cache: object, request: DescribeRequest
+) -> KVCacheDescription | None:
+    """Return the facts of an engine's KV cache, or None if it is not this adapter's; exactly one may answer."""
+    raise NotImplementedError
+
+
+@hookspec
+def match_kv_cache(description: KVCacheDescription) -> StrategyMatch | None:
+    """Return a claim to the whole cache, or None; a pure function of the description."""
+    raise NotImplementedError
+
+
+@hookspec
+def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoolGroup:
+    """Lay the cache out; called for the selected plugin alone."""
+    raise NotImplementedError
+
+
+@hookspec
+def open_store(config: Mapping[str, object]) -> Store:
+    """Open the plugin's store; unknown options are refused with the closest match."""
+    raise NotImplementedError

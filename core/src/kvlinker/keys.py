@@ -1,0 +1,156 @@
+"""Keys: the only place where a key is built, from tagged and length-framed fields."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvlinker.description import RankAxis
+from kvlinker.errors import ContractError
+from kvlinker.transfers import PageKey
+
+__all__ = [
+    "NAMESPACE_BYTES",
+    "OBJECT_KEY_BYTES",
+    "KeyBuilder",
+    "KeyNamespace",
+    "digest_fields",
+    "encode_fields",
+]
+
+NAMESPACE_BYTES = 12
+"""An object key begins with the digest of its namespace, so that listing and clearing can stay within it."""
+OBJECT_KEY_BYTES = 32
+"""Length of an object key: 12 bytes of namespace, 20 bytes (160 bits) of everything."""
+_MAX_SECRET_BYTES = 64
+"""Longest key that BLAKE2b takes (RFC 7693)."""
+
+
+def encode_fields(value: object) -> bytes:
+    """Return an unambiguous encoding: a tag, the length, the bytes; tuples nest.
+
+    Raises:
+        ContractError: the value is not None, bool, int, str, bytes or a tuple of those.
+    """
+    if value is None:
+        return b"n"
+    if isinstance(value, bool):
+        return b"b\x01" if value else b"b\x00"
+    if isinstance(value, int):
+        return _framed(b"i", str(value).encode("ascii"))
+    if isinstance(value, str):
+        return _framed(b"s", value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes):
+        return _framed(b"y", value)
+    if isinstance(value, tuple):
+        body = b"".join(encode_fields(item) for item in value)
+        return b"t" + len(value).to_bytes(8, "little") + body
+    msg = f"a key field must be None, bool, int, str, bytes or a tuple of those, got {type(value).__name__}"
+    raise ContractError(msg)
+
+
+def _framed(tag: bytes, body: bytes) -> bytes:
+    return tag + len(body).to_bytes(8, "little") + body
+
+
+def digest_fields(
+    purpose: str, fields: tuple[object, ...], *, size: int, secret: bytes = b""
+) -> bytes:
+    """Return the BLAKE2b digest of the fields under a purpose, `size` bytes long."""
+    body = encode_fields((purpose, fields))
+    return hashlib.blake2b(body, digest_size=size, key=secret).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyNamespace:
+    """Whose values these are: two namespaces never share an object."""
+
+    model_id: str
+    producer: str
+    """Engine that computed the values; two engines may share a layout and not the values."""
+    weights_version: str | None = None
+    value_format: str | None = None
+    """Rotation of index keys, RoPE order, fp8 variant, as far as the layout does not say it."""
+    tenant: str | None = None
+    secret: bytes = field(default=b"", repr=False)
+    """Keys the digest, so that a tenant's object names cannot be guessed from its text; up to 64 B."""
+
+    def __post_init__(self) -> None:
+        if not self.model_id or not self.producer:
+            msg = f"a namespace needs a model id and a producer, got {self.model_id!r} and {self.producer!r}"
+            raise ContractError(msg)
+        if len(self.secret) > _MAX_SECRET_BYTES:
+            msg = (
+                f"a namespace secret holds at most {_MAX_SECRET_BYTES} B, got {len(self.secret)} B"
+            )
+            raise ContractError(msg)
+
+    @property
+    def fields(self) -> tuple[object, ...]:
+        """The fields in a fixed order, each under its name; a missing one differs from an empty one."""
+        return (
+            ("model_id", self.model_id),
+            ("weights_version", self.weights_version),
+            ("producer", self.producer),
+            ("value_format", self.value_format),
+            ("tenant", self.tenant),
+        )
+
+    @property
+    def digest(self) -> bytes:
+        """12 bytes that every object key of this namespace begins with."""
+        return digest_fields(
+            "kvlinker.namespace/1", self.fields, size=NAMESPACE_BYTES, secret=self.secret
+        )
+
+
+class KeyBuilder:
+    """Builds the object keys of one pool's shard under one namespace and layout."""
+
+    def __init__(
+        self,
+        namespace: KeyNamespace,
+        *,
+        fingerprint: bytes,
+        layer_range: tuple[int, int],
+        pool: str,
+        rank_axes: Sequence[RankAxis] = (),
+        part: int = 0,
+    ) -> None:
+        """Keep everything but the page key.
+
+        Args:
+            namespace: whose values these are.
+            fingerprint: of the group's layout.
+            layer_range: global layers [start, end) of the pipeline stage.
+            pool: physical pool.
+            rank_axes: axes that the pool is sharded over; none for a replicated one.
+            part: number of the component where a page is several objects.
+        """
+        axes = tuple(sorted((axis.name, axis.rank, axis.size) for axis in rank_axes))
+        prefix = encode_fields(
+            (
+                "kvlinker.object/1",
+                namespace.fields,
+                fingerprint,
+                pool,
+                axes,
+                tuple(layer_range),
+                part,
+            )
+        )
+        self._namespace = namespace.digest
+        self._state = hashlib.blake2b(
+            prefix, digest_size=OBJECT_KEY_BYTES - NAMESPACE_BYTES, key=namespace.secret
+        )
+
+    def object_key(self, page_key: PageKey) -> bytes:
+        """Return the 32-byte object key of a page."""
+        state = self._state.copy()
+        state.update(encode_fields(page_key))
+        return self._namespace + state.digest()
+
+    def object_keys(self, page_keys: Sequence[PageKey]) -> tuple[bytes, ...]:
+        """Return the object keys of several pages, in order."""
+        return tuple(self.object_key(page_key) for page_key in page_keys)

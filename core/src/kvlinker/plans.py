@@ -1,0 +1,267 @@
+"""Plans say which bytes of device memory make which bytes of which object, in columns.
+
+A plan holds one row per run of pool rows and one column per span, O(runs + spans), and expands on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlinker.description import IndexArray
+from kvlinker.errors import ContractError
+
+__all__ = ["IOVEC", "LayerMetadata", "PreparedPages", "Ranges", "SpanColumns", "TransferPlan"]
+
+LayerMetadata: TypeAlias = tuple[list[list[int]], list[list[int]], list[list[int]]]
+"""Nested lists of addresses, sizes and object offsets, one inner list per object."""
+
+IOVEC = np.dtype([("address", np.uint64), ("size", np.uint64)])
+"""`struct iovec` of POSIX readv(2): base address and length."""
+
+
+def _frozen(values: NDArray[np.int64]) -> IndexArray:
+    array = np.array(values, dtype=np.int64)
+    array.flags.writeable = False
+    return array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PreparedPages:
+    """Pages of one entry whose indices were validated; only an entry makes one.
+
+    Runs are consecutive pool rows of one page; a contiguous page is a single run.
+    """
+
+    pool: str
+    num_pages: int
+    page_rows: int
+    """Pool rows in a page: 1 where rows are pages, the page size where rows are slots."""
+    page: IndexArray
+    """[runs] number of the page within the request, ascending."""
+    row: IndexArray
+    """[runs] first pool row of the run."""
+    rows: IndexArray
+    """[runs] pool rows in the run."""
+    first_row: IndexArray
+    """[runs] where the run begins within its page, in rows."""
+    contiguous: bool
+    """Whether every page is one run."""
+
+    @classmethod
+    def of_starts(cls, pool: str, starts: IndexArray, page_rows: int) -> PreparedPages:
+        """Return contiguous pages that begin at the given rows."""
+        count = len(starts)
+        return cls(
+            pool=pool,
+            num_pages=count,
+            page_rows=page_rows,
+            page=_frozen(np.arange(count)),
+            row=_frozen(starts),
+            rows=_frozen(np.full(count, page_rows)),
+            first_row=_frozen(np.zeros(count, dtype=np.int64)),
+            contiguous=True,
+        )
+
+    @classmethod
+    def of_slots(cls, pool: str, slots: IndexArray, page_rows: int) -> PreparedPages:
+        """Return pages of scattered slots: adjacent slots of one page coalesce into runs."""
+        within = np.arange(len(slots)) % page_rows
+        breaks = np.ones(len(slots), dtype=bool)
+        breaks[1:] = (np.diff(slots) != 1) | (within[1:] == 0)
+        first = np.flatnonzero(breaks)
+        return cls(
+            pool=pool,
+            num_pages=len(slots) // page_rows,
+            page_rows=page_rows,
+            page=_frozen(first // page_rows),
+            row=_frozen(slots[first]),
+            rows=_frozen(np.diff(np.append(first, len(slots)))),
+            first_row=_frozen(within[first]),
+            contiguous=False,
+        )
+
+    def select(self, pages: Sequence[int] | IndexArray) -> PreparedPages:
+        """Return some of the pages, by number, renumbered in the given order."""
+        chosen = np.asarray(pages, dtype=np.int64)
+        if chosen.size and (chosen.min() < 0 or chosen.max() >= self.num_pages):
+            msg = f"pool {self.pool!r}: cannot select pages {chosen.tolist()} of {self.num_pages}"
+            raise ContractError(msg)
+        if self.contiguous:
+            return PreparedPages.of_starts(self.pool, self.row[chosen], self.page_rows)
+        low, high = np.searchsorted(self.page, chosen), np.searchsorted(self.page, chosen, "right")
+        counts = high - low
+        runs = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        return PreparedPages(
+            pool=self.pool,
+            num_pages=len(chosen),
+            page_rows=self.page_rows,
+            page=_frozen(np.repeat(np.arange(len(chosen)), counts)),
+            row=_frozen(self.row[runs]),
+            rows=_frozen(self.rows[runs]),
+            first_row=_frozen(self.first_row[runs]),
+            contiguous=False,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SpanColumns:
+    """Some spans of an entry as columns, in object order, with their places in the object."""
+
+    labels: tuple[str, ...]
+    base: IndexArray
+    """[spans] address of row 0."""
+    stride: IndexArray
+    """[spans] bytes from row to row."""
+    row_bytes: IndexArray
+    span_rows: IndexArray
+    """[spans] rows in the span."""
+    offset: IndexArray
+    """[spans] where the span's bytes of a page begin in the object."""
+    part: IndexArray
+    """[spans] which of a page's objects holds the span; 0 where packed."""
+
+    def select(self, mask: NDArray[np.bool_] | NDArray[np.int64]) -> SpanColumns:
+        """Return the spans that a mask or positions name."""
+        chosen = np.arange(len(self.labels))[mask]
+        return SpanColumns(
+            labels=tuple(self.labels[i] for i in chosen),
+            base=_frozen(self.base[chosen]),
+            stride=_frozen(self.stride[chosen]),
+            row_bytes=_frozen(self.row_bytes[chosen]),
+            span_rows=_frozen(self.span_rows[chosen]),
+            offset=_frozen(self.offset[chosen]),
+            part=_frozen(self.part[chosen]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ranges:
+    """A plan fully expanded: one row per range, page by page, in object order."""
+
+    page: IndexArray
+    part: IndexArray
+    address: IndexArray
+    size: IndexArray
+    offset: IndexArray
+    """Offset in the object, relative to its payload."""
+
+    def iovecs(self) -> NDArray[np.void]:
+        """Return addresses and sizes as an array of `struct iovec`."""
+        vectors = np.empty(len(self.address), dtype=IOVEC)
+        vectors["address"], vectors["size"] = self.address, self.size
+        return vectors
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TransferPlan:
+    """Ranges of some pages of one entry, over all of its spans or one layer's."""
+
+    pages: PreparedPages
+    spans: SpanColumns
+    part_bytes: tuple[int, ...]
+    """Bytes of each of a page's objects; one where the entry is packed."""
+
+    @property
+    def pool(self) -> str:
+        """Name of the entry."""
+        return self.pages.pool
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in the plan, one object each and part."""
+        return self.pages.num_pages
+
+    @property
+    def object_bytes(self) -> int:
+        """Bytes of one object's payload; only for a plan of one part.
+
+        Raises:
+            ContractError: the plan has several parts; use `by_part`.
+        """
+        if len(self.part_bytes) != 1:
+            msg = f"pool {self.pool!r}: a page is {len(self.part_bytes)} objects; take the plan apart with by_part()"
+            raise ContractError(msg)
+        return self.part_bytes[0]
+
+    @cached_property
+    def range_bytes(self) -> IndexArray:
+        """[spans] bytes of one page in each span."""
+        return _frozen(self.spans.row_bytes * self.pages.page_rows)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that the plan moves."""
+        return self.num_pages * int(self.range_bytes.sum())
+
+    def by_part(self) -> tuple[TransferPlan, ...]:
+        """Return one plan per object of a page, each of a single part; parts without spans keep their place."""
+        if len(self.part_bytes) == 1:
+            return (self,)
+        return tuple(
+            TransferPlan(
+                pages=self.pages,
+                spans=self.spans.select(self.spans.part == part),
+                part_bytes=(size,),
+            )
+            for part, size in enumerate(self.part_bytes)
+        )
+
+    def select(self, pages: Sequence[int] | IndexArray) -> TransferPlan:
+        """Return the plan of some of its pages, renumbered in the given order."""
+        return TransferPlan(
+            pages=self.pages.select(pages), spans=self.spans, part_bytes=self.part_bytes
+        )
+
+    def expand(self) -> Ranges:
+        """Return every range as int64 columns: page by page, component by component, span by span."""
+        runs, spans = self.pages, self.spans
+        shape = (len(runs.row), len(spans.base))
+        address = spans.base + runs.row[:, None] * spans.stride
+        size = runs.rows[:, None] * spans.row_bytes
+        offset = spans.offset + runs.first_row[:, None] * spans.row_bytes
+        page = np.broadcast_to(runs.page[:, None], shape)
+        part = np.broadcast_to(spans.part, shape)
+        columns = [array.reshape(-1) for array in (page, part, address, size, offset)]
+        if not runs.contiguous:
+            # Several runs of a page belong to one span's place in the object: span before run.
+            span = np.broadcast_to(np.arange(shape[1]), shape).reshape(-1)
+            order = np.lexsort((columns[4], span, columns[0]))
+            columns = [array[order] for array in columns]
+        return Ranges(
+            page=columns[0],
+            part=columns[1],
+            address=columns[2],
+            size=columns[3],
+            offset=columns[4],
+        )
+
+    def nested_lists(self, *, packed: bool) -> LayerMetadata:
+        """Return addresses, sizes and offsets as nested lists, in SGLang 0.5.23's shape.
+
+        Packed: one inner list per page. Not packed: one inner list per page, component and span.
+        """
+        ranges = self.expand()
+        columns = (ranges.address, ranges.size, ranges.offset)
+        count = len(self.spans.base)
+        if self.pages.contiguous:
+            per_list = count if packed else 1
+            address, size, offset = (column.reshape(-1, per_list).tolist() for column in columns)
+            return address, size, offset
+        group = ranges.page if packed else ranges.page * count + self._span_of_range()
+        cuts = np.flatnonzero(np.diff(group)) + 1
+        address, size, offset = (
+            [piece.tolist() for piece in np.split(column, cuts) if piece.size] for column in columns
+        )
+        return address, size, offset
+
+    def _span_of_range(self) -> IndexArray:
+        """[ranges] which span each expanded range of scattered pages belongs to."""
+        runs = np.bincount(self.pages.page, minlength=self.num_pages)
+        count = len(self.spans.base)
+        return np.concatenate([np.arange(0), *(np.repeat(np.arange(count), n) for n in runs)])
