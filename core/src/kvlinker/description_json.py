@@ -23,7 +23,7 @@ from kvlinker.spans import BufferSpan
 __all__ = ["FORMAT", "description_from_json", "description_to_json"]
 
 FORMAT = "kvlinker-description/1"
-Json: TypeAlias = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
 _FIRST_ADDRESS = 1 << 32
 _ALIGNMENT = 1 << 12
@@ -101,12 +101,12 @@ def description_from_json(text: str) -> KVCacheDescription:
         page_size=form.integer("page_size"),
         buffers={
             role: tuple(_load_span(item, addresses) for item in form.child("buffers").items(role))
-            for role in form.child("buffers").keys()
+            for role in form.child("buffers").names()
         },
         layers=tuple(_load_layer(item) for item in form.items("layers")),
         logical_pools=tuple(_load_pool(item) for item in form.items("logical_pools")),
-        index_maps={name: _no_translation for name in form.texts("index_maps")},
-        facts={name: form.child("facts").fact(name) for name in form.child("facts").keys()},
+        index_maps=dict.fromkeys(form.texts("index_maps"), _no_translation),
+        facts={name: form.child("facts").fact(name) for name in form.child("facts").names()},
         replication=Replication(
             axes=tuple(
                 RankAxis(name=a.text("name"), rank=a.integer("rank"), size=a.integer("size"))
@@ -114,7 +114,7 @@ def description_from_json(text: str) -> KVCacheDescription:
             ),
             sharded_over={
                 role: frozenset(replication.child("sharded_over").texts(role))
-                for role in replication.child("sharded_over").keys()
+                for role in replication.child("sharded_over").names()
             },
         ),
     )
@@ -147,7 +147,7 @@ class _Reader:
         self._value: Mapping[str, Json] = value
         self._path = path
 
-    def keys(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         return tuple(self._value)
 
     def child(self, name: str) -> _Reader:

@@ -69,7 +69,10 @@ class HostObjects:
             ContractError: the counts differ, a slot is out of bounds, or a range leaves its slot.
         """
         if len(plan.part_bytes) != 1 or len(self.slots) != plan.num_pages:
-            msg = f"pool {plan.pool!r}: {plan.num_pages} pages of {len(plan.part_bytes)} objects do not fit {len(self.slots)} slots"
+            msg = (
+                f"pool {plan.pool!r}: {plan.num_pages} pages of {len(plan.part_bytes)} objects "
+                f"do not fit {len(self.slots)} slots"
+            )
             raise ContractError(msg)
         if not len(self.slots) or not len(plan.spans.base):
             return
@@ -105,7 +108,7 @@ class DeviceAccess(ABC):
             TransferRevokedError: the transfer was taken back; nothing more is written.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # an access that holds nothing has nothing to release
         """Release staging buffers and streams. Idempotent."""
 
 

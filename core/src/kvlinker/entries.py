@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NoReturn
 
 import numpy as np
 
@@ -19,11 +20,14 @@ from kvlinker.transfers import as_index_array
 
 __all__ = ["DevicePoolEntry"]
 
+_SHOWN = 5
+"""Indices of a page that a message shows."""
+
 
 class DevicePoolEntry:
     """One physical device pool, seen page by page without a copy."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # one record, named field by field
         self,
         *,
         name: str,
@@ -86,35 +90,36 @@ class DevicePoolEntry:
 
     # ---- checks -------------------------------------------------------------------------------
 
-    def _refuse(self, problem: str) -> ContractError:
-        return ContractError(f"pool {self.name!r}: {problem}")
+    def _refuse(self, problem: str) -> NoReturn:
+        msg = f"pool {self.name!r}: {problem}"
+        raise ContractError(msg)
 
     def _check_names(self) -> None:
         if not self.name or not self.indices_from_pool:
             msg = (
                 f"needs a name and a logical pool, got {self.name!r} and {self.indices_from_pool!r}"
             )
-            raise self._refuse(msg)
+            self._refuse(msg)
         if (
             isinstance(self.page_size, bool)
             or not isinstance(self.page_size, int)
             or self.page_size < 1
         ):
             msg = f"page_size must be an integer of at least 1, got {self.page_size!r}"
-            raise self._refuse(msg)
+            self._refuse(msg)
         if self.replicated and self.rank_axes:
             names = [axis.name for axis in self.rank_axes]
             msg = f"is replicated and sharded over {names} at once; give one of them"
-            raise self._refuse(msg)
+            self._refuse(msg)
         if self.fragmented and self.rows_are_pages and self.page_size > 1:
-            raise self._refuse("rows are whole pages, which cannot be fragmented into slots")
+            self._refuse("rows are whole pages, which cannot be fragmented into slots")
 
     def _check_components(self) -> None:
         if not self._components or not all(self._components):
-            raise self._refuse("needs at least one component with at least one span in each")
+            self._refuse("needs at least one component with at least one span in each")
         counts = [len(component) for component in self._components]
         if len(set(counts)) > 1:
-            raise self._refuse(f"components must have equal span counts, got {counts}")
+            self._refuse(f"components must have equal span counts, got {counts}")
         for span in self.spans:
             self._check_span(span)
 
@@ -124,17 +129,17 @@ class DevicePoolEntry:
                 f"span {span.label!r} has no rows; leave it out together with its layer's mapping "
                 f"and list it as omitted"
             )
-            raise self._refuse(msg)
+            self._refuse(msg)
         if not self.rows_are_pages and not span.is_dense:
             msg = (
                 f"span {span.label!r}: rows that are slots must be dense, got row {span.row_bytes} B "
                 f"with stride {span.row_stride} B; a page of {self.page_size} would not be one range"
             )
-            raise self._refuse(msg)
+            self._refuse(msg)
 
     def _layer(self, layer: object) -> int:
         if isinstance(layer, bool) or not isinstance(layer, int | np.integer) or layer < 0:
-            raise self._refuse(f"layer ids are integers of at least 0, got {layer!r}")
+            self._refuse(f"layer ids are integers of at least 0, got {layer!r}")
         return int(layer)
 
     def _positions(self, layer: int, value: int | Sequence[int]) -> tuple[int, ...]:
@@ -148,10 +153,10 @@ class DevicePoolEntry:
                 position = -1
             if isinstance(item, bool | np.bool_) or not 0 <= position < count:
                 msg = f"layer {layer} maps position {item!r}, but there are {count} spans (0..{count - 1})"
-                raise self._refuse(msg)
+                self._refuse(msg)
             positions.append(position)
         if not positions or len(set(positions)) != len(positions):
-            raise self._refuse(
+            self._refuse(
                 f"layer {layer} must map distinct positions, at least one, got {positions}"
             )
         return tuple(positions)
@@ -161,12 +166,18 @@ class DevicePoolEntry:
         for position, span in enumerate(self._components[0]):
             times = mapped.count(position)
             if not times:
-                msg = f"span {span.label!r} (position {position}) is mapped by no layer: it would be stored and never loaded"
-                raise self._refuse(msg)
+                msg = (
+                    f"span {span.label!r} (position {position}) is mapped by no layer: "
+                    f"it would be stored and never loaded"
+                )
+                self._refuse(msg)
             if times > 1 and position not in shared:
                 layers = [la for la, ps in self.layer_mapping.items() if position in ps]
-                msg = f"span {span.label!r} (position {position}) is mapped by layers {layers}; declare it in shared_positions"
-                raise self._refuse(msg)
+                msg = (
+                    f"span {span.label!r} (position {position}) is mapped by layers {layers}; "
+                    f"declare it in shared_positions"
+                )
+                self._refuse(msg)
 
     # ---- layout -------------------------------------------------------------------------------
 
@@ -256,7 +267,7 @@ class DevicePoolEntry:
         translated = as_index_array(self._index_mapper(slots), pool=self.name)
         if len(translated) != len(slots):
             msg = f"the index map turned {len(slots)} slots into {len(translated)}"
-            raise self._refuse(msg)
+            self._refuse(msg)
         return translated
 
     def prepare_locations(self, indices: object) -> PreparedPages:
@@ -273,7 +284,7 @@ class DevicePoolEntry:
         slots = as_index_array(indices, pool=self.name)
         if len(slots) % self.page_size:
             msg = f"got {len(slots)} indices, expected a multiple of the page size {self.page_size}"
-            raise self._refuse(msg)
+            self._refuse(msg)
         if self.fragmented and not self.rows_are_pages:
             self._check_slots(slots)
             return PreparedPages.of_slots(self.name, slots, self.page_size)
@@ -291,7 +302,7 @@ class DevicePoolEntry:
                 f"page {first} of the request must be {self.page_size} consecutive slots from a multiple of "
                 f"{self.page_size}, got {_shorten(pages[first])}"
             )
-            raise self._refuse(msg)
+            self._refuse(msg)
         self._check_rows(numbers * self.page_rows, self.page_rows)
         self._check_distinct(numbers, "page")
         return numbers
@@ -313,14 +324,14 @@ class DevicePoolEntry:
             f"page {row // self.page_rows} (rows {row}..{row + count - 1}) is out of bounds of span {label!r} "
             f"with {smallest} rows"
         )
-        raise self._refuse(msg)
+        self._refuse(msg)
 
     def _check_distinct(self, numbers: IndexArray, what: str) -> None:
         values, counts = np.unique(numbers, return_counts=True)
         if len(values) != len(numbers):
             repeated = int(values[int(counts.argmax())])
             msg = f"{what} {repeated} is named {int(counts.max())} times; two keys cannot share one place"
-            raise self._refuse(msg)
+            self._refuse(msg)
 
     # ---- plans --------------------------------------------------------------------------------
 
@@ -341,9 +352,9 @@ class DevicePoolEntry:
         self.check_live()
         if not isinstance(pages, PreparedPages):
             msg = f"plans take what prepare_locations returned, got {type(pages).__name__}"
-            raise self._refuse(msg)
+            self._refuse(msg)
         if pages.pool != self.name or pages.page_rows != self.page_rows:
-            raise self._refuse(f"the pages were prepared for pool {pages.pool!r}")
+            self._refuse(f"the pages were prepared for pool {pages.pool!r}")
 
     def get_page_buffer_meta(self, indices: object) -> tuple[list[int], list[int]]:
         """Return flat lists of addresses and sizes, page by page, in SGLang 0.5.23's shape."""
@@ -394,5 +405,7 @@ class DevicePoolEntry:
 
 
 def _shorten(values: IndexArray) -> str:
-    shown = ", ".join(str(int(value)) for value in values[:4])
-    return f"[{shown}, ... {int(values[-1])}]" if len(values) > 5 else str(values.tolist())
+    if len(values) <= _SHOWN:
+        return str(values.tolist())
+    shown = ", ".join(str(value) for value in values[: _SHOWN - 1].tolist())
+    return f"[{shown}, ... {int(values[-1])}]"

@@ -207,7 +207,8 @@ class BufferSpan:
         The tensor's own memory is described, never a copy of it.
 
         Raises:
-            ContractError: the tensor is strided inside a row, expanded, transposed, on the meta device, or no plain memory.
+            ContractError: the tensor is strided inside a row, expanded, transposed, on the meta device,
+                or no plain memory.
         """
         _check_tensor(tensor, label)
         item = tensor.element_size()

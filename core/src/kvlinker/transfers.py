@@ -40,9 +40,17 @@ class HitPolicy(Enum):
 class TensorIndices(Protocol):
     """Indices in a tensor, on any device."""
 
-    def detach(self) -> Self: ...
-    def cpu(self) -> Self: ...
-    def numpy(self) -> NDArray[np.generic]: ...
+    def detach(self) -> Self:
+        """Return the tensor without its graph."""
+        ...
+
+    def cpu(self) -> Self:
+        """Return the tensor on the host."""
+        ...
+
+    def numpy(self) -> NDArray[np.generic]:
+        """Return the tensor as an array."""
+        ...
 
 
 def as_index_array(indices: object, *, pool: str) -> IndexArray:
