@@ -1,8 +1,8 @@
 # Every target sets up what it needs in .venv, and does so again only when a pyproject.toml or a pin has changed.
 # Variables: PYTHON (3.11 or newer), JOBS (parallel test processes), ARGS (passed on to pytest).
 
-PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13 python3.14,\
-	$(shell $(name) -c 'import sys; print("$(name)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
+PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 JOBS ?= 2
 ARGS ?=
 

@@ -1,0 +1,194 @@
+"""What a user gets: every distribution as a wheel, installed beside a torch that stays as it is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from repository import Distribution, distributions, each_distribution, table
+
+IN_DEVELOPMENT = ("kvlinker", "_editable_impl_kvlinker", "__editable__.kvlinker")
+PLUGINS = [found for found in distributions() if found.kind != "core"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """A virtual environment that sees the packages of this one, but for those under development."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        """Where pip installs into."""
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        return self.folder / "lib" / version / "site-packages"
+
+    def run(self, program: str) -> str:
+        """Run a program there, apart from this process's folder and variables, and return its output."""
+        command = [str(self.python), "-I", "-c", program]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def build(distribution: Distribution, folder: Path) -> None:
+    """Build a source archive, and the wheel from that archive."""
+    options = ["--no-isolation", "--outdir", str(folder), str(distribution.folder)]
+    subprocess.run([sys.executable, "-m", "build", *options], check=True)
+
+
+def link_other_packages(folder: Path) -> None:
+    """Fill a folder with links to all packages of this environment but those under development."""
+    folder.mkdir()
+    for site in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for package in Path(site).iterdir():
+            if not package.name.startswith(IN_DEVELOPMENT):
+                (folder / package.name).symlink_to(package)
+
+
+@pytest.fixture(scope="session")
+def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel and the source archive of every distribution, and return their folder."""
+    folder = tmp_path_factory.mktemp("wheelhouse")
+    for distribution in distributions():
+        build(distribution, folder)
+    return folder
+
+
+@pytest.fixture
+def unpacked(
+    wheelhouse: Path, tmp_path: Path
+) -> Callable[[Distribution], importlib.metadata.Distribution]:
+    """Unpack one wheel and return what its metadata says."""
+
+    def unpack(distribution: Distribution) -> importlib.metadata.Distribution:
+        (wheel,) = wheelhouse.glob(f"{distribution.import_name}-*.whl")
+        shutil.unpack_archive(wheel, tmp_path, "zip")
+        (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
+        return found
+
+    return unpack
+
+
+@pytest.fixture(scope="session")
+def installed(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Make an environment and let pip install every wheel there, by name and without an index."""
+    folder = tmp_path_factory.mktemp("installed")
+    environment = Environment(folder=folder / "venv")
+    venv.create(environment.folder, symlinks=True)
+    link_other_packages(folder / "others")
+    (environment.site_packages / "others.pth").write_text(f"{folder / 'others'}\n")
+    names = [found.name for found in distributions()]
+    options = ["--isolated", "--no-index", "--find-links", str(wheelhouse), "kvlinker[cli,testing]"]
+    pip = [sys.executable, "-m", "pip", "--python", str(environment.python)]
+    subprocess.run([*pip, "install", *options, *names], check=True)
+    return environment
+
+
+@each_distribution
+def test_a_wheel_holds_its_package_and_no_tests(
+    distribution: Distribution,
+    unpacked: Callable[[Distribution], importlib.metadata.Distribution],
+) -> None:
+    files = {str(path) for path in unpacked(distribution).files or []}
+
+    sources = distribution.package.parent
+    assert {str(path.relative_to(sources)) for path in distribution.modules()} <= files
+    assert f"{distribution.import_name}/py.typed" in files
+    assert {Path(name).parts[0].partition("-")[0] for name in files} == {distribution.import_name}
+    assert not [name for name in files if "tests" in Path(name).parts]
+
+
+@each_distribution
+def test_a_wheel_states_licence_readme_and_entry_points(
+    distribution: Distribution,
+    unpacked: Callable[[Distribution], importlib.metadata.Distribution],
+) -> None:
+    wheel = unpacked(distribution)
+
+    stated = {
+        group: table(points)
+        for group, points in table(distribution.project.get("entry-points", {})).items()
+    }
+    if "scripts" in distribution.project:
+        stated["console_scripts"] = table(distribution.project["scripts"])
+    found = {(point.group, point.name, point.value) for point in wheel.entry_points}
+    assert found == {(group, *item) for group, points in stated.items() for item in points.items()}
+    assert wheel.metadata["License-Expression"] == "Apache-2.0"
+    assert "Apache License" in (wheel.read_text("licenses/LICENSE") or "")
+    assert distribution.name in wheel.metadata["Description"]
+
+
+@each_distribution
+def test_a_wheel_asks_for_torch_without_a_ceiling(
+    distribution: Distribution,
+    unpacked: Callable[[Distribution], importlib.metadata.Distribution],
+) -> None:
+    requirements = [Requirement(line) for line in unpacked(distribution).requires or []]
+
+    clauses = {(req.name, part.operator) for req in requirements for part in req.specifier}
+    assert {operator for name, operator in clauses if name == "torch"} <= {">="}
+    assert not {name for name, _ in clauses} & {"torchvision", "torchaudio"}
+
+
+@each_distribution
+def test_a_source_archive_can_be_built_and_tested_alone(
+    distribution: Distribution, wheelhouse: Path
+) -> None:
+    (archive,) = wheelhouse.glob(f"{distribution.import_name}-*.tar.gz")
+
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= names
+    assert [name for name in names if name.startswith("tests/test_")]
+
+
+def test_installing_every_wheel_brings_nothing_else_and_leaves_torch_alone(
+    installed: Environment,
+) -> None:
+    brought = importlib.metadata.distributions(path=[str(installed.site_packages)])
+
+    assert sorted(found.name for found in brought) == sorted(
+        found.name for found in distributions()
+    )
+    answer = installed.run("import torch; print(torch.__version__, torch.__file__)")
+    version, _, file = answer.strip().partition(" ")
+    assert version == importlib.metadata.version("torch")
+    assert (
+        Path(file).resolve()
+        == Path(sysconfig.get_path("platlib"), "torch", "__init__.py").resolve()
+    )
+
+
+def test_installed_plugins_are_found_and_loaded_from_their_wheels(installed: Environment) -> None:
+    program = """
+import importlib.metadata, json, sys
+groups = ("kvlinker.models", "kvlinker.stores", "kvlinker.engines")
+points = [point for group in groups for point in importlib.metadata.entry_points(group=group)]
+print(json.dumps({point.name: point.load().__file__ for point in points}))
+assert "torch" not in sys.modules
+"""
+
+    files = json.loads(installed.run(program))
+
+    assert files == {
+        name: str(installed.site_packages / plugin.import_name / "__init__.py")
+        for plugin in PLUGINS
+        for points in table(plugin.project["entry-points"]).values()
+        for name in table(points)
+    }
