@@ -19,6 +19,7 @@ from repository import (
     repository_files,
 )
 
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 MOST_LINES, MOST_LINES_IN_CORE = 600, 400
 EXEMPTION = re.compile(r"#\s*(type:\s*ignore|noqa|pragma:\s*no)\b")
 EXPLAINED_EXEMPTION = re.compile(
@@ -82,6 +83,16 @@ def unexcused_blocks(path: Path) -> list[str]:
         if re.search(r"<!--+\s*skip:\s*(next|start)\s*--+>", line):
             findings.append(f"{path}:{number}: skipped without a reason")
     return findings
+
+
+def broken_links(path: Path) -> list[str]:
+    """Return the links of a document to files that are not there."""
+    return [
+        f"{path}:{number}: {target}"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for target in LINK.findall(line)
+        if not (path.parent / target).exists()
+    ]
 
 
 def test_no_file_is_over_long() -> None:
@@ -153,6 +164,24 @@ def test_words_of_a_machine_are_found(tmp_path: Path) -> None:
     path.write_text(f"`core/work/x`\nsee {machine}\nfrom {registry}\nhttps://host/tmp/x\n")
 
     assert [finding.split(":")[1] for finding in foreign_words(path)] == ["2", "3"]
+
+
+def test_every_link_of_a_document_leads_somewhere() -> None:
+    documents = [path for path in repository_files() if path.suffix == ".md"]
+
+    assert [finding for path in documents for finding in broken_links(path)] == []
+
+
+def test_a_link_to_a_missing_file_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "document.md"
+    path.write_text(
+        "[a](document.md#part) [b](#part) [c](mailto:x@y.z)\n[d](gone.md) [e](../gone#part)\n"
+    )
+
+    assert [finding.partition(":")[2] for finding in broken_links(path)] == [
+        "2: gone.md",
+        "2: ../gone",
+    ]
 
 
 def test_every_python_block_of_a_document_runs_or_is_excused_with_a_reason() -> None:
