@@ -24,7 +24,7 @@ MOST_LINES, MOST_LINES_IN_CORE = 600, 400
 EXEMPTION = re.compile(r"#\s*(type:\s*ignore|noqa|pragma:\s*no)\b")
 EXPLAINED_EXEMPTION = re.compile(
     r"#\s*(type:\s*ignore\[[\w, -]+\]|noqa:\s*[A-Z]+\d+(,\s*[A-Z]+\d+)*|pragma: no (cover|branch))"
-    r"\s+(#|-)\s*\w{2}"
+    r"\s+(#|-)\s*\w"
 )
 FOREIGN_WORDS = {
     "a path of one machine": re.compile(r"(?<![\w.<])/(work|farm|root|home|Users|tmp|opt)/[\w.-]"),
