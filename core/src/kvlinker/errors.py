@@ -6,8 +6,11 @@ __all__ = [
     "AmbiguousStrategyError",
     "BrokenPluginError",
     "ContractError",
+    "DeviceCopyError",
     "DuplicatePluginError",
+    "EventTimeoutError",
     "KVLinkerError",
+    "PluginContractError",
     "PluginError",
     "PluginNotFoundError",
     "RegistrationError",
@@ -37,6 +40,10 @@ class StalePoolError(KVLinkerError, RuntimeError):
     """The memory behind a group moved or was given up: its plans must never be used again."""
 
 
+class DeviceCopyError(KVLinkerError, RuntimeError):
+    """A device failed a copy, or has no memory to copy through; the cause is chained."""
+
+
 class PluginError(KVLinkerError):
     """Something is wrong with a plugin or with the way it was asked for."""
 
@@ -47,6 +54,14 @@ class PluginNotFoundError(PluginError, LookupError):
 
 class BrokenPluginError(PluginError, ImportError):
     """The plugin is installed, and loading it failed; the cause is chained."""
+
+
+class DisabledPluginError(PluginError, LookupError):
+    """The plugin is installed, and an allow or deny list keeps it from loading."""
+
+
+class PluginContractError(PluginError, RuntimeError):
+    """A plugin broke the plugin API: a wrong hook, API version or answer."""
 
 
 class DuplicatePluginError(PluginError):
@@ -95,6 +110,10 @@ class StoreContractError(KVLinkerError, RuntimeError):
 
 class RegistrationError(StoreError):
     """A store could not register device memory; every region registered before was rolled back."""
+
+
+class EventTimeoutError(KVLinkerError, TimeoutError):
+    """The engine's events did not come in time; the store is not to blame."""
 
 
 class TransferRevokedError(KVLinkerError, RuntimeError):
