@@ -1,0 +1,57 @@
+"""Index spaces: what pages of the pools are free, and which of them a request must hold."""
+
+from __future__ import annotations
+
+from kvlinker_transformers.engine.sequence import PagedSequence
+from kvlinker_transformers.pages import RESERVED_PAGE, PageAllocator
+from kvlinker_transformers.pools import PagedPools
+
+__all__ = ["IndexSpaces"]
+
+
+class IndexSpaces:
+    """The allocators of some pools, one for each index space."""
+
+    def __init__(self, pools: PagedPools, *, shuffle_seed: int | None = None) -> None:
+        """Make every page free; see `PageAllocator` for `shuffle_seed`."""
+        self._page_size = pools.page_size
+        self._windows = {pool.name: pool.window for pool in pools.logical_pools}
+        self.allocators = {
+            name: PageAllocator(name, pages, shuffle_seed=shuffle_seed)
+            for name, pages in pools.pages.items()
+        }
+
+    def first_page(self, space: str, tokens: int) -> int:
+        """Return the first of a sequence's pages that its next token needs, once `tokens` are in the pools."""
+        window = self._windows[space]
+        return 0 if window is None else max(0, tokens - window + 1) // self._page_size
+
+    def hold(self, sequence: PagedSequence, first: int, last: int) -> None:
+        """Allocate what tokens [first, last) of a sequence need beside the pages it holds.
+
+        Raises:
+            ContractError: too few pages are free; what was allocated before stays with the sequence.
+        """
+        for space, allocator in self.allocators.items():
+            table = sequence.tables[space]
+            start = max(len(table.pages), self.first_page(space, first))
+            missing = -(-last // self._page_size) - start
+            if missing > 0:
+                table.replace(start, allocator.allocate(missing))
+
+    def drop(self, sequence: PagedSequence, tokens: int) -> None:
+        """Release the pages that no token from `tokens` on looks back to."""
+        for space in self.allocators:
+            self._release(sequence, space, self.first_page(space, tokens))
+
+    def release(self, sequence: PagedSequence) -> None:
+        """Release every page of a sequence."""
+        for space, table in sequence.tables.items():
+            self._release(sequence, space, len(table.pages))
+
+    def _release(self, sequence: PagedSequence, space: str, count: int) -> None:
+        table = sequence.tables[space]
+        held = [page for page in table.pages[:count] if page != RESERVED_PAGE]
+        if held:
+            table.replace(0, [RESERVED_PAGE] * count)
+            self.allocators[space].release(held)

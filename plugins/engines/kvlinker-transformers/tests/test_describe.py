@@ -1,0 +1,118 @@
+"""Describing: every buffer the pools keep, as facts and spans over their own memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from transformers import PreTrainedModel
+
+import kvlinker_transformers
+from kvlinker.description import DescribeRequest, IndexerKind, KVCacheDescription
+from kvlinker.errors import ContractError
+from kvlinker_transformers.engine.allocation import pools_for_config
+from kvlinker_transformers.models import TINY_MODEL_TYPES
+from kvlinker_transformers.pools import PagedPools
+
+MakeModel = Callable[..., PreTrainedModel]
+
+
+def describe(pools: PagedPools) -> KVCacheDescription:
+    request = DescribeRequest(page_size=pools.page_size)
+    description = kvlinker_transformers.describe_kv_cache("transformers", pools, request)
+    assert description is not None
+    return description
+
+
+@pytest.mark.parametrize(
+    ("model_type", "family", "roles"),
+    [
+        ("llama", "mha", {"k": 3, "v": 3}),
+        ("qwen3", "mha", {"k": 3, "v": 3}),
+        ("deepseek_v3", "mla", {"latent": 3}),
+        ("deepseek_v32", "dsa", {"kv": 3, "index_k": 3}),
+        ("glm_moe_dsa", "dsa", {"kv": 4, "index_k": 4}),
+        (
+            "deepseek_v4",
+            "deepseek_v4",
+            {
+                "swa_kv": 5,
+                "c4_kv": 2,
+                "c4_indexer": 2,
+                "c4_state": 2,
+                "c4_indexer_state": 2,
+                "c128_kv": 2,
+            },
+        ),
+    ],
+)
+def test_every_role_has_one_span_for_each_of_its_layers(
+    make_model: MakeModel, model_type: str, family: str, roles: dict[str, int]
+) -> None:
+    description = describe(pools_for_config(make_model(model_type).config, pages=4))
+
+    assert description.family == family
+    assert {role: len(spans) for role, spans in description.buffers.items()} == roles
+
+
+@pytest.mark.parametrize("model_type", TINY_MODEL_TYPES)
+def test_b92_spans_lie_over_the_pools_own_memory(make_model: MakeModel, model_type: str) -> None:
+    pools = pools_for_config(make_model(model_type).config, pages=4)
+
+    spans = describe(pools).buffers
+
+    for role, tensors in pools.tensors().items():
+        for span, tensor in zip(spans[role], tensors, strict=True):
+            assert span.rows == len(tensor)
+            assert not span.rows or span.base_ptr == tensor.data_ptr()
+
+
+def test_v4_without_layers_of_a_ratio_has_no_roles_for_them(make_model: MakeModel) -> None:
+    model = make_model("deepseek_v4")
+    config = type(model.config)(
+        **{**model.config.to_dict(), "layer_types": ["sliding_attention"] * 5}
+    )
+
+    description = describe(pools_for_config(config, pages=4))
+
+    assert set(description.buffers) == {"swa_kv"}
+
+
+def test_a_shared_index_is_stated_as_such(make_model: MakeModel) -> None:
+    description = describe(pools_for_config(make_model("glm_moe_dsa").config, pages=4))
+
+    own, shared = IndexerKind.OWN, IndexerKind.SHARED
+    assert [facts.indexer for facts in description.layers] == [own, own, shared, own]
+    assert [span.rows for span in description.buffers["index_k"]] == [4, 4, 0, 4]
+
+
+def test_another_engines_cache_is_not_described(make_model: MakeModel) -> None:
+    pools = pools_for_config(make_model("llama").config, pages=4)
+    request = DescribeRequest(page_size=16)
+
+    assert kvlinker_transformers.describe_kv_cache("transformers", object(), request) is None
+    assert kvlinker_transformers.describe_kv_cache("sglang", pools, request) is None
+
+
+def test_another_page_size_than_the_pools_is_refused(make_model: MakeModel) -> None:
+    pools = pools_for_config(make_model("llama").config, pages=4)
+
+    with pytest.raises(ContractError, match=r"mha pools have pages of 16 slots.*asks for 64"):
+        kvlinker_transformers.describe_kv_cache(
+            "transformers", pools, DescribeRequest(page_size=64)
+        )
+
+
+def test_b107_the_plugin_module_and_all_it_needs_import_without_torch() -> None:
+    program = (
+        "import sys, kvlinker_transformers, kvlinker_transformers.models, kvlinker_transformers.page_keys; "
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,138 @@
+"""Moved pages: a sequence's pages, put elsewhere in pools of NaN, continue it bit for bit; nothing less does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from kvlinker_transformers.engine.allocation import pools_for_config
+from kvlinker_transformers.engine.request import PagedRequest
+from kvlinker_transformers.engine.spaces import IndexSpaces
+from kvlinker_transformers.pools import KV, SWA, PagedPools
+
+MakeModel = Callable[..., PreTrainedModel]
+Options = Mapping[str, object]
+Place = tuple[str, int, int]
+"""Role, layer's place in it, and the page's place in the sequence."""
+
+SWA_ROLES = frozenset({"swa_kv", "c4_state", "c4_indexer_state"})
+PAGES = 8
+TAIL = 40
+STEPS = 12
+"""Tokens behind the moved pages, and how many of them one by one: entries that need a state close in the tail, and
+each must be among the few that some later token selects."""
+
+FAMILIES: Mapping[str, tuple[str, Options, int]] = {
+    "mha": ("llama", {"page_size": 16}, 2),
+    "mha-head-major": ("qwen3", {"page_size": 16, "head_major": True}, 2),
+    "mha-fp8": ("llama", {"page_size": 16, "kv_format": "fp8_e4m3fn"}, 2),
+    "mha-head-major-fp8": (
+        "llama",
+        {"page_size": 16, "head_major": True, "kv_format": "fp8_e4m3fn"},
+        2,
+    ),
+    "mla": ("deepseek_v3", {}, 2),
+    "mla-fp8": ("deepseek_v3", {"kv_format": "fp8_e4m3fn"}, 2),
+    "mla-packed": ("deepseek_v3", {"kv_format": "fp8_packed_656"}, 2),
+    "dsa": ("deepseek_v32", {}, 2),
+    "dsa-packed": ("deepseek_v32", {"kv_format": "fp8_packed_656"}, 2),
+    "dsa-shared-index": ("glm_moe_dsa", {}, 2),
+    "v4": ("deepseek_v4", {}, 2),
+}
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prefix that was computed once: its pages' bytes, and what the model says behind it."""
+
+    model: PreTrainedModel
+    options: Options
+    tail: Sequence[int]
+    tokens: int
+    pages: Mapping[Place, torch.Tensor]
+    logits: torch.Tensor
+
+
+def page_of(pools: PagedPools, role: str, tensor: torch.Tensor, page: int) -> torch.Tensor:
+    rows = len(tensor) // pools.pages[SWA if role in SWA_ROLES else KV]
+    return tensor[page * rows : (page + 1) * rows]
+
+
+def held_pages(pools: PagedPools, request: PagedRequest) -> Iterator[tuple[Place, torch.Tensor]]:
+    for role, tensors in pools.tensors().items():
+        table = request.sequence.tables[SWA if role in SWA_ROLES else KV]
+        for position, page in enumerate(table.pages):
+            for index, tensor in enumerate(tensors):
+                if page and len(tensor):
+                    yield (role, index, position), page_of(pools, role, tensor, page)
+
+
+def new_request(
+    model: PreTrainedModel, options: Options, seed: int
+) -> tuple[PagedPools, PagedRequest]:
+    pools = pools_for_config(model.config, pages=PAGES, **options)  # type: ignore[arg-type]  # any option
+    return pools, PagedRequest(model, pools, IndexSpaces(pools, shuffle_seed=seed))
+
+
+def continue_with(request: PagedRequest, tail: Sequence[int]) -> torch.Tensor:
+    chunks = [tail[:-STEPS], *([token] for token in tail[-STEPS:])]
+    return torch.stack([request.feed(chunk) for chunk in chunks])
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def prefix(request: pytest.FixtureRequest, make_model: MakeModel) -> Prefix:
+    model_type, options, page_count = FAMILIES[request.param]
+    model = make_model(model_type)
+    pools, original = new_request(model, options, seed=1)
+    tokens = page_count * pools.page_size
+    generator = torch.Generator().manual_seed(11)
+    prompt = torch.randint(3, 500, (tokens + TAIL,), generator=generator).tolist()
+    original.feed(prompt[:tokens])
+    original.drop_behind_window()
+    pages = {place: page.clone() for place, page in held_pages(pools, original)}
+    logits = continue_with(original, prompt[tokens:])
+    return Prefix(model, options, prompt[tokens:], tokens, pages, logits)
+
+
+def logits_after_a_move(prefix: Prefix, without: Sequence[Place] = ()) -> torch.Tensor:
+    """Put the pages elsewhere, with zeros for some of them, and continue."""
+    pools, moved = new_request(prefix.model, prefix.options, seed=2)
+    moved.resume(prefix.tokens, lambda _: None)
+    places = dict(held_pages(pools, moved))
+    assert places.keys() == prefix.pages.keys()
+    for place, page in places.items():
+        page.copy_(prefix.pages[place])
+        if place in without:
+            page.zero_()
+    return continue_with(moved, prefix.tail)
+
+
+def test_moved_pages_continue_the_sequence_bit_for_bit(prefix: Prefix) -> None:
+    assert torch.equal(logits_after_a_move(prefix), prefix.logits)
+    assert not prefix.logits.isnan().any()
+
+
+def test_moved_pages_lie_elsewhere(prefix: Prefix) -> None:
+    _, first = new_request(prefix.model, prefix.options, seed=1)
+    _, second = new_request(prefix.model, prefix.options, seed=2)
+    for request in (first, second):
+        request.resume(prefix.tokens, lambda _: None)
+
+    for space, table in first.sequence.tables.items():
+        assert table.pages != second.sequence.tables[space].pages
+
+
+def test_b02_without_one_layers_part_of_one_page_the_logits_differ(prefix: Prefix) -> None:
+    for place in prefix.pages:
+        assert not torch.equal(logits_after_a_move(prefix, [place]), prefix.logits), place
+
+
+def test_b01_without_any_one_role_the_logits_differ(prefix: Prefix) -> None:
+    for role in {role for role, _, _ in prefix.pages}:
+        without = [place for place in prefix.pages if place[0] == role]
+
+        assert not torch.equal(logits_after_a_move(prefix, without), prefix.logits), role
