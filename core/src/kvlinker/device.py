@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -24,6 +24,7 @@ __all__ = ["DeviceAccess", "DeviceEvent", "HostAccess", "HostObjects", "wait_for
 
 _LOOP_BYTES = 8192
 """From this range size on, one memmove a range beats numpy's gather of rows."""
+_FIRST_POLL_SECONDS = 0.00002
 _MAX_POLL_SECONDS = 0.002
 
 
@@ -36,12 +37,17 @@ class DeviceEvent(Protocol):
         ...
 
 
-def wait_for_events(events: Iterable[DeviceEvent], *, deadline: float) -> bool:
-    """Poll until every event is done; False when `deadline` (of `time.monotonic`) passes first."""
-    pause = 0.00002
+def wait_for_events(
+    events: Iterable[DeviceEvent],
+    *,
+    deadline: float,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Poll until every event is done; False when `deadline` (of `time.monotonic`) or a cancellation comes first."""
+    pause = _FIRST_POLL_SECONDS
     for event in events:
         while not event.query():
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or is_cancelled():
                 return False
             time.sleep(pause)
             pause = min(pause * 2, _MAX_POLL_SECONDS)

@@ -1,0 +1,39 @@
+"""Options of a linker: deadlines and bounds, each with the reason to change it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from kvlinker.errors import ContractError
+
+__all__ = ["LinkerOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkerOptions:
+    """Bounds within which a linker answers, whatever its store does."""
+
+    lookup_seconds: float = 1.0
+    """A lookup that takes longer is a miss; it blocks the engine's scheduler meanwhile."""
+    load_seconds: float = 30.0
+    """From the start of a batch; what has not landed then fails and is never written."""
+    offload_seconds: float = 60.0
+    """From the offer; what is not stored then completes False."""
+    hold_seconds: float = 30.0
+    """How long an answered boundary stays held and remembered when nobody loads it."""
+    quarantine_seconds: float = 60.0
+    """How long a key that could not be read counts as missing."""
+    quiesce_seconds: float = 5.0
+    """How long reset and close wait for store calls that no longer touch pool memory."""
+    breaker_seconds: float = 5.0
+    """How long a store that timed out is left alone."""
+    max_queued_offloads: int = 64
+    """Offers beyond this complete False without being read."""
+    max_remembered_lookups: int = 4096
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value: object = getattr(self, item.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                msg = f"linker option {item.name} must be a number above 0, got {value!r}"
+                raise ContractError(msg)

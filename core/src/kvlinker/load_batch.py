@@ -1,0 +1,147 @@
+"""A load batch is what one start puts under way: requests, their pages, and how far the layers are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvlinker.description import IndexArray
+from kvlinker.device import DeviceEvent
+from kvlinker.entries import DevicePoolEntry
+from kvlinker.lanes import LaneTask
+from kvlinker.permits import TransferPermit
+from kvlinker.plans import PreparedPages
+from kvlinker.pool_keys import GroupKeys
+from kvlinker.store import Hold, ObjectKey
+from kvlinker.transfers import PageKey
+
+__all__ = ["LoadBatch", "LoadRequest", "PoolLoad", "PoolRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolRequest:
+    """One request's pages in one entry."""
+
+    entry: DevicePoolEntry
+    slots: IndexArray
+    """The pool's own slots, copied."""
+    page_keys: tuple[PageKey, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadRequest:
+    """One queued load."""
+
+    rid: str
+    pools: tuple[PoolRequest, ...]
+    hold: Hold | None
+    tokens: int
+    """Tokens of its lookup that this load takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolLoad:
+    """All requests' pages of a batch in one entry, as one plan."""
+
+    entry: DevicePoolEntry
+    pages: PreparedPages
+    keys: tuple[tuple[ObjectKey, ...], ...]
+    """Object keys, one tuple per part."""
+    owners: tuple[str, ...]
+    """The request that each page belongs to."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LoadBatch:
+    """Loads under way together; every field after `ready` is guarded by `changed`."""
+
+    index: int
+    requests: tuple[LoadRequest, ...]
+    keys: GroupKeys
+    """Of the namespace under which the batch began."""
+    mapped_layers: frozenset[int]
+    """Layers in which any of its pools has bytes."""
+    deadline: float
+    ready: tuple[DeviceEvent, ...]
+    permit: TransferPermit = field(default_factory=TransferPermit)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    is_reading: bool = False
+    """The engine's events came, and the store is being asked."""
+    layers_done: int = 0
+    ended: bool = False
+    """Nothing of the batch will touch pool memory again."""
+    failed: set[str] = field(default_factory=set)
+    task: LaneTask | None = None
+
+    @property
+    def rids(self) -> frozenset[str]:
+        """Requests of the batch."""
+        return frozenset(request.rid for request in self.requests)
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether it ended and every request got every byte."""
+        return self.ended and not self.failed
+
+    def complete_layers(self, count: int) -> None:
+        """Note that layers 0..count-1 are complete in every pool."""
+        with self.changed:
+            self.layers_done = count
+            self.changed.notify_all()
+
+    def fail(self, rids: Iterable[str] | None = None) -> bool:
+        """Mark requests, or all of them, as failed; return whether none is left."""
+        with self.changed:
+            if not self.ended:
+                self.failed.update(self.rids if rids is None else rids)
+            self.changed.notify_all()
+            return self.failed >= self.rids
+
+    def end(self) -> None:
+        """Note that pool memory will not be touched again."""
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+
+    def wait_layer(self, layer: int) -> bool:
+        """Wait until a layer is complete or the batch failed as a whole; False at the deadline."""
+        with self.changed:
+            return self.changed.wait_for(
+                lambda: self.ended or self.layers_done > layer or self.failed >= self.rids,
+                timeout=max(0.0, self.deadline - time.monotonic()),
+            )
+
+    def wait_end(self, *, until: float | None) -> bool:
+        """Wait for the end; False when `until` (of `time.monotonic`) passes first."""
+        with self.changed:
+            timeout = None if until is None else max(0.0, until - time.monotonic())
+            return self.changed.wait_for(lambda: self.ended, timeout=timeout)
+
+    def pool_loads(self) -> tuple[PoolLoad, ...]:
+        """Merge the requests' pages: one plan per entry.
+
+        Raises:
+            ContractError: two requests of the batch name one page.
+        """
+        by_entry: dict[str, list[tuple[str, PoolRequest]]] = {}
+        for request in self.requests:
+            for pool in request.pools:
+                by_entry.setdefault(pool.entry.name, []).append((request.rid, pool))
+        return tuple(self._merge(items) for items in by_entry.values())
+
+    def _merge(self, items: Sequence[tuple[str, PoolRequest]]) -> PoolLoad:
+        entry = items[0][1].entry
+        page_keys = tuple(key for _, pool in items for key in pool.page_keys)
+        return PoolLoad(
+            entry=entry,
+            pages=entry.prepare_locations(np.concatenate([pool.slots for _, pool in items])),
+            keys=tuple(
+                self.keys.of_part(entry.name, part, page_keys)
+                for part in range(self.keys.parts(entry.name))
+            ),
+            owners=tuple(rid for rid, pool in items for _ in pool.page_keys),
+        )

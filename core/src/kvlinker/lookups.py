@@ -1,0 +1,292 @@
+"""Lookups: which boundaries are restorable, held until somebody loads them or nobody comes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvlinker.boundaries import BoundaryResult, PoolNeed, needed_pages, restorable_boundaries
+from kvlinker.failures import FailureLog
+from kvlinker.guard import GuardedStore
+from kvlinker.lanes import Lane
+from kvlinker.linker_options import LinkerOptions
+from kvlinker.metrics import LinkerMetrics, TokenOutcome
+from kvlinker.pool_keys import GroupKeys, Quarantine
+from kvlinker.pools import KV, DevicePoolGroup
+from kvlinker.store import Hold, ObjectKey
+from kvlinker.transfers import PageKey, PoolTransfer, Resolution, ResolutionStatus
+
+__all__ = ["LookupRecord", "LookupTable"]
+
+_NOTHING = BoundaryResult(boundaries=(), limited_by=None)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LookupRecord:
+    """One answered question of a request, with the hold behind the answer."""
+
+    question: tuple[object, ...]
+    boundaries: tuple[int, ...]
+    hold: Hold | None
+    expires: float
+    open_tokens: int
+    """Tokens promised and not yet in a final reason."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Search:
+    """One question under way in the lane; it may outlive its asker."""
+
+    page_keys: tuple[PageKey, ...]
+    needs: tuple[PoolNeed, ...]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    result: BoundaryResult = _NOTHING
+    hold: Hold | None = None
+    answered: bool = False
+    abandoned: bool = False
+    quarantined: set[str] = field(default_factory=set)
+    """Pools of which a page was left out for being in quarantine."""
+
+
+class LookupTable:
+    """Answers lookups within a deadline and remembers the answers."""
+
+    def __init__(
+        self,
+        group: DevicePoolGroup,
+        store: GuardedStore,
+        *,
+        options: LinkerOptions,
+        metrics: LinkerMetrics,
+        failures: FailureLog,
+        quarantine: Quarantine,
+    ) -> None:
+        """Make an empty table over a group and a store."""
+        self._group = group
+        self._store = store
+        self._options = options
+        self._metrics = metrics
+        self._failures = failures
+        self._quarantine = quarantine
+        self._lane = Lane("lookup")
+        self._lock = threading.Lock()
+        self._records: OrderedDict[str, LookupRecord] = OrderedDict()
+
+    def __len__(self) -> int:
+        self.sweep()
+        return len(self._records)
+
+    def answer(
+        self, rid: str, transfers: Sequence[PoolTransfer], keys: GroupKeys
+    ) -> tuple[int, ...]:
+        """Return every restorable boundary in pages, ascending; see Linker.lookup."""
+        self.sweep()
+        resolution = self._group.resolve_transfers(transfers)
+        kv_keys = next((t.keys for t in transfers if t.name == KV), ())
+        question = (
+            keys.namespace,
+            kv_keys,
+            *((t.name, len(t.keys), t.hit_policy) for t in transfers),
+        )
+        with self._lock:
+            record = self._records.get(rid)
+            if record is not None and record.question == question:
+                self._metrics.count("repeated_lookups")
+                return record.boundaries
+        self.forget(rid, TokenOutcome.NOT_TAKEN)
+        return self._answer_anew(rid, question, kv_keys, resolution, keys)
+
+    def _answer_anew(
+        self,
+        rid: str,
+        question: tuple[object, ...],
+        kv_keys: tuple[PageKey, ...],
+        resolution: Resolution,
+        keys: GroupKeys,
+    ) -> tuple[int, ...]:
+        page = self._group.page_size
+        needs = self._needs(resolution)
+        self._metrics.count("lookups")
+        self._metrics.look_up(len(kv_keys) * page)
+        if resolution.status is not ResolutionStatus.COMPLETE:
+            pool = resolution.missing[0] if resolution.missing else KV
+            self._metrics.settle(TokenOutcome.MISS, len(kv_keys) * page, pool=pool)
+            return ()
+        search = _Search(page_keys=kv_keys, needs=needs)
+        self._run(search, keys)
+        result = search.result
+        longest = result.boundaries[-1] if result.boundaries else 0
+        self._settle_miss(search, (len(kv_keys) - longest) * page)
+        if not search.answered:
+            # A store that could not answer may do so the next time; its breaker keeps that cheap.
+            return ()
+        self._remember(
+            rid,
+            LookupRecord(
+                question=question,
+                boundaries=result.boundaries,
+                hold=search.hold,
+                expires=time.monotonic() + self._options.hold_seconds,
+                open_tokens=longest * page,
+            ),
+        )
+        return result.boundaries
+
+    def _needs(self, resolution: Resolution) -> tuple[PoolNeed, ...]:
+        sources, multiples = self._group.sources, self._group.page_multiples
+        return tuple(
+            PoolNeed(
+                pool=transfer.name,
+                policy=transfer.hit_policy,
+                window=len(transfer.keys),
+                multiple=multiples.get(sources[transfer.name], 1),
+            )
+            for transfer in resolution
+        )
+
+    def _run(self, search: _Search, keys: GroupKeys) -> None:
+        task = self._lane.submit(lambda: self._search(search, keys))
+        ended = task.wait(self._options.lookup_seconds)
+        with search.lock:
+            # Decided under the lock: from here on a late finder releases its own hold.
+            search.abandoned = not ended
+        if not ended:
+            self._lane.abandon(task)
+            self._store.breaker.trip()
+            self._failures.report("lookup", f"no answer within {self._options.lookup_seconds} s")
+
+    def _search(self, search: _Search, keys: GroupKeys) -> None:
+        try:
+            result = self._find(search, keys)
+            hold = None
+            if result.boundaries and self._store.capabilities.leases:
+                result, hold = self._held(search, keys, result)
+        except BaseException as error:  # noqa: BLE001  # a store may raise anything; it is a miss
+            self._failures.report("lookup", error)
+            return
+        with search.lock:
+            if not search.abandoned:
+                search.result, search.hold, search.answered = result, hold, True
+                return
+        if hold is not None:
+            hold.release()
+
+    def _find(self, search: _Search, keys: GroupKeys) -> BoundaryResult:
+        def probe(pool: str, pages: Sequence[int]) -> Sequence[bool]:
+            objects = self._objects(search, keys, pool, pages)
+            flat = [key for part in objects for key in part]
+            present = self._store.exists(flat)
+            isolated = self._quarantine.flags(flat)
+            if any(isolated):
+                search.quarantined.add(pool)
+            found = [p and not q for p, q in zip(present, isolated, strict=True)]
+            return _all_parts(found, len(pages))
+
+        return restorable_boundaries(search.needs, len(search.page_keys), probe)
+
+    def _held(
+        self, search: _Search, keys: GroupKeys, result: BoundaryResult
+    ) -> tuple[BoundaryResult, Hold | None]:
+        """Hold what the boundaries need, and keep those boundaries that are really held."""
+        wanted = [(n, needed_pages(n, result.boundaries)) for n in search.needs]
+        flat: list[ObjectKey] = []
+        for need, pages in wanted:
+            for part in self._objects(search, keys, need.pool, pages):
+                flat.extend(part)
+        hold, present = self._store.hold(flat, seconds=self._options.hold_seconds)
+        if all(present):
+            return result, hold
+        held = {key for key, is_held in zip(flat, present, strict=True) if is_held}
+
+        def probe(pool: str, pages: Sequence[int]) -> Sequence[bool]:
+            objects = self._objects(search, keys, pool, pages)
+            return _all_parts([key in held for part in objects for key in part], len(pages))
+
+        still = restorable_boundaries(search.needs, result.boundaries[-1], probe)
+        kept = set(result.boundaries)
+        alive = tuple(b for b in still.boundaries if b in kept)
+        if not alive:
+            hold.release()
+        limited = still.limited_by or result.limited_by
+        return BoundaryResult(boundaries=alive, limited_by=limited), hold if alive else None
+
+    def _objects(
+        self, search: _Search, keys: GroupKeys, pool: str, pages: Sequence[int]
+    ) -> list[tuple[ObjectKey, ...]]:
+        """Return the object keys of a pool's pages, one tuple per part."""
+        multiple = next(need.multiple for need in search.needs if need.pool == pool)
+        # A page's key chains over the prefix that ends with it: the last tree page names a larger one.
+        page_keys = [search.page_keys[(page + 1) * multiple - 1] for page in pages]
+        return [keys.of_part(pool, part, page_keys) for part in range(keys.parts(pool))]
+
+    def _settle_miss(self, search: _Search, tokens: int) -> None:
+        pool = search.result.limited_by
+        if search.result.hole is not None:
+            self._metrics.count(f"hole_at_page_{'0' if search.result.hole == 0 else 'n'}")
+        if not tokens:
+            return
+        if pool is not None and pool in search.quarantined:
+            self._metrics.settle(TokenOutcome.QUARANTINED, tokens)
+        else:
+            self._metrics.settle(TokenOutcome.MISS, tokens, pool=pool or self._store.name)
+
+    # ---- records ------------------------------------------------------------------------------
+
+    def _remember(self, rid: str, record: LookupRecord) -> None:
+        with self._lock:
+            self._records[rid] = record
+            crowded = len(self._records) > self._options.max_remembered_lookups
+            oldest = next(iter(self._records)) if crowded else None
+        if oldest is not None:
+            self.forget(oldest, TokenOutcome.ABANDONED)
+
+    def take(self, rid: str) -> LookupRecord | None:
+        """Hand the record over to a load; its hold and open tokens go with it."""
+        with self._lock:
+            return self._records.pop(rid, None)
+
+    def forget(self, rid: str, outcome: TokenOutcome) -> None:
+        """Drop a record: release its hold and settle its tokens."""
+        record = self.take(rid)
+        if record is None:
+            return
+        self._metrics.settle(outcome, record.open_tokens)
+        self.release(record.hold)
+
+    def release(self, hold: Hold | None) -> None:
+        """Release a hold in the lane: a store that hangs or fails at it stops nobody."""
+        if hold is not None:
+            self._lane.submit(lambda: self._release(hold))
+
+    def _release(self, hold: Hold) -> None:
+        try:
+            hold.release()
+        except BaseException as error:  # noqa: BLE001  # the hold still expires in the store
+            self._failures.report("release", error)
+
+    def sweep(self) -> None:
+        """Drop expired records."""
+        now = time.monotonic()
+        with self._lock:
+            expired = [rid for rid, record in self._records.items() if record.expires <= now]
+        for rid in expired:
+            self.forget(rid, TokenOutcome.ABANDONED)
+
+    def clear(self) -> None:
+        """Drop every record."""
+        for rid in list(self._records):
+            self.forget(rid, TokenOutcome.ABANDONED)
+
+    def close(self, seconds: float) -> None:
+        """Drop every record, let the releases run for at most `seconds`, and end the thread."""
+        self.clear()
+        self._lane.submit(lambda: None).wait(seconds)
+        self._lane.close(0)
+
+
+def _all_parts(flags: Sequence[bool], pages: int) -> list[bool]:
+    """Return per page whether all of its objects are there; `flags` is part by part."""
+    return [all(flags[page::pages]) for page in range(pages)]

@@ -1,0 +1,85 @@
+"""Metrics: plain counters that close; exporters read snapshots of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+__all__ = ["LinkerMetrics", "MetricsSnapshot", "TokenOutcome"]
+
+
+class TokenOutcome(Enum):
+    """The one reason in which a token that was looked up ends."""
+
+    LANDED = "landed"
+    FAILED = "failed"
+    MISS = "miss"
+    QUARANTINED = "quarantined"
+    CANCELLED = "cancelled"
+    NOT_TAKEN = "not_taken"
+    """Restorable, and the engine loaded less or asked anew."""
+    ABANDONED = "abandoned"
+    """Restorable, and nobody came for it: expired, reset or closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSnapshot:
+    """All counters at one moment."""
+
+    tokens_looked_up: int
+    tokens: Mapping[TokenOutcome, int]
+    tokens_open: int
+    """Looked up, and not yet in a final reason."""
+    misses_by_pool: Mapping[str, int]
+    """Tokens in reason MISS, by the pool that ended the search."""
+    events: Mapping[str, int]
+    """Calls, objects, bytes and errors by name, such as `lookups` or `offload_bytes`."""
+
+    @property
+    def closes(self) -> bool:
+        """Whether every token looked up is in exactly one reason or still open."""
+        return self.tokens_looked_up == self.tokens_open + sum(self.tokens.values())
+
+
+class LinkerMetrics:
+    """Thread-safe counters of one linker."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._lock = threading.Lock()
+        self._looked_up = 0
+        self._tokens: Counter[TokenOutcome] = Counter()
+        self._misses: Counter[str] = Counter()
+        self._events: Counter[str] = Counter()
+
+    def look_up(self, tokens: int) -> None:
+        """Open tokens."""
+        with self._lock:
+            self._looked_up += tokens
+
+    def settle(self, outcome: TokenOutcome, tokens: int, *, pool: str | None = None) -> None:
+        """End open tokens in a reason; a miss names its pool."""
+        with self._lock:
+            self._tokens[outcome] += tokens
+            if pool is not None:
+                self._misses[pool] += tokens
+
+    def count(self, event: str, amount: int = 1) -> None:
+        """Count an event."""
+        with self._lock:
+            self._events[event] += amount
+
+    def snapshot(self) -> MetricsSnapshot:
+        """Return a consistent copy."""
+        with self._lock:
+            return MetricsSnapshot(
+                tokens_looked_up=self._looked_up,
+                tokens=MappingProxyType({o: self._tokens[o] for o in TokenOutcome}),
+                tokens_open=self._looked_up - sum(self._tokens.values()),
+                misses_by_pool=MappingProxyType(dict(self._misses)),
+                events=MappingProxyType(dict(self._events)),
+            )

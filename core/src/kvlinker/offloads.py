@@ -1,0 +1,282 @@
+"""Offloads: pages are read after their events, stored so that no reader is misled, and answered in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvlinker.device import DeviceAccess, DeviceEvent, wait_for_events
+from kvlinker.entries import DevicePoolEntry
+from kvlinker.errors import EventTimeoutError, StoreContractError
+from kvlinker.failures import FailureLog
+from kvlinker.guard import GuardedStore
+from kvlinker.lanes import Lane, LaneTask
+from kvlinker.linker_options import LinkerOptions
+from kvlinker.metrics import LinkerMetrics
+from kvlinker.permits import PermittedAccess, TransferPermit
+from kvlinker.plans import PreparedPages
+from kvlinker.pool_keys import GroupKeys, Quarantine
+from kvlinker.pools import KV, DevicePoolGroup
+from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
+from kvlinker.transfers import PageKey
+
+__all__ = ["OffloadQueue", "PoolOffload"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolOffload:
+    """Pages of one entry to store."""
+
+    entry: DevicePoolEntry
+    pages: PreparedPages
+    page_keys: tuple[PageKey, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Offload:
+    """One accepted offer, until its completion is taken."""
+
+    pools: tuple[PoolOffload, ...]
+    keys: GroupKeys
+    ready: tuple[DeviceEvent, ...]
+    deadline: float
+    permit: TransferPermit = field(default_factory=TransferPermit)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    outcome: bool | None = None
+    task: LaneTask | None = None
+
+    def settle(self, *, stored: bool) -> bool:
+        """Set the outcome once and let go of the engine's objects; False if it was set before."""
+        with self.lock:
+            if self.outcome is not None:
+                return False
+            self.outcome = stored
+            self.pools, self.ready = (), ()
+            return True
+
+
+class OffloadQueue:
+    """Accepted offloads of one linker, completed in the order in which they were offered."""
+
+    def __init__(
+        self,
+        group: DevicePoolGroup,
+        store: GuardedStore,
+        access: DeviceAccess,
+        *,
+        options: LinkerOptions,
+        metrics: LinkerMetrics,
+        failures: FailureLog,
+        quarantine: Quarantine,
+    ) -> None:
+        """Make an empty queue."""
+        self._group = group
+        self._store = store
+        self._access = access
+        self._options = options
+        self._metrics = metrics
+        self._failures = failures
+        self._quarantine = quarantine
+        self._lane = Lane("offload")
+        self._offloads: deque[_Offload] = deque()
+
+    def __len__(self) -> int:
+        return len(self._offloads)
+
+    def offer(
+        self, pools: Sequence[PoolOffload], keys: GroupKeys, ready: Iterable[DeviceEvent]
+    ) -> None:
+        """Accept an offer: it will complete exactly once, True only if every object is stored."""
+        offload = _Offload(
+            pools=_publish_order(pools),
+            keys=keys,
+            ready=tuple(ready),
+            deadline=time.monotonic() + self._options.offload_seconds,
+        )
+        unsettled = sum(item.outcome is None for item in self._offloads)
+        self._offloads.append(offload)
+        if unsettled >= self._options.max_queued_offloads:
+            self._metrics.count("offloads_dropped")
+            offload.settle(stored=False)
+            return
+        offload.task = self._lane.submit(lambda: self._run(offload))
+        if offload.task.has_ended and offload.settle(stored=False):
+            self._failures.report("offload", "every worker hangs in the store")
+
+    # ---- completions --------------------------------------------------------------------------
+
+    def num_completed(self) -> int:
+        """Return how many offers at the head of the queue have an outcome; ends overdue ones first."""
+        self._expire_overdue()
+        for count, offload in enumerate(self._offloads):
+            if offload.outcome is None:
+                return count
+        return len(self._offloads)
+
+    def pop_completed(self) -> bool:
+        """Take the oldest completion; False also when there is none."""
+        if not self._offloads or self._offloads[0].outcome is None:
+            return False
+        stored = self._offloads.popleft().outcome is True
+        self._metrics.count("offloads_stored" if stored else "offloads_failed")
+        return stored
+
+    def _expire_overdue(self) -> None:
+        now = time.monotonic()
+        for offload in list(self._offloads):
+            if offload.outcome is None and offload.deadline <= now:
+                self._give_up(offload, f"not stored within {self._options.offload_seconds} s")
+
+    def _give_up(self, offload: _Offload, reason: str) -> None:
+        if not self._store.capabilities.revocable and not self._is_queued(offload):
+            return  # the store reads device memory itself: the engine must keep the page until it is done
+        offload.permit.revoke()
+        if not offload.settle(stored=False):
+            return
+        self._failures.report("offload", reason)
+        if offload.task is not None and not offload.task.has_ended:
+            if not self._is_queued(offload):
+                self._store.breaker.trip()
+            self._lane.abandon(offload.task)
+
+    def _is_queued(self, offload: _Offload) -> bool:
+        return offload.task is not None and not offload.task.has_begun
+
+    # ---- the worker ---------------------------------------------------------------------------
+
+    def _run(self, offload: _Offload) -> None:
+        stored = False
+        try:
+            pools, ready = offload.pools, offload.ready
+            _await_ready(offload, ready)
+            if not offload.permit.is_revoked:
+                self._group.verify()
+                stored = self._store_pools(offload, pools)
+        except BaseException as error:  # noqa: BLE001  # a store may raise anything
+            if not offload.permit.is_revoked:
+                self._failures.report("offload", error)
+        offload.settle(stored=stored)
+
+    def _store_pools(self, offload: _Offload, pools: tuple[PoolOffload, ...]) -> bool:
+        batches = [
+            batch
+            for pool in pools
+            if pool.entry.is_writer
+            for batch in self._batches(offload.keys, pool)
+        ]
+        if not batches:
+            return True
+        access = PermittedAccess(self._access, offload.permit, self._group.check_live)
+        answers = self._store.write(batches, access, may_publish=offload.permit.try_publish)
+        self._check_read(batches, answers, access.bytes_read)
+        noted = [self._note(batch, answer) for batch, answer in zip(batches, answers, strict=True)]
+        return all(noted)
+
+    def _check_read(
+        self,
+        batches: list[WriteBatch],
+        answers: tuple[tuple[WriteStatus, ...], ...],
+        read: int,
+    ) -> None:
+        """Refuse a WRITTEN for bytes that were never read from pool memory."""
+        claimed = sum(
+            batch.plan.object_bytes * answer.count(WriteStatus.WRITTEN)
+            for batch, answer in zip(batches, answers, strict=True)
+        )
+        if read < claimed and not self._store.capabilities.device_memory:
+            msg = (
+                f"{self._store.name} reports {claimed} B as written and read {read} B of pool "
+                f"memory; its store plugin is at fault"
+            )
+            raise StoreContractError(msg)
+
+    def _batches(self, keys: GroupKeys, pool: PoolOffload) -> list[WriteBatch]:
+        """Return what the store does not hold yet, one batch per part."""
+        batches = []
+        plan = pool.entry.page_plan(pool.pages)
+        for part, sub in enumerate(plan.by_part()):
+            objects = keys.of_part(pool.entry.name, part, pool.page_keys)
+            missing = self._missing(objects)
+            self._metrics.count("objects_skipped", len(objects) - len(missing))
+            if missing:
+                batches.append(
+                    WriteBatch(
+                        keys=tuple(objects[page] for page in missing),
+                        plan=sub if len(missing) == len(objects) else sub.select(missing),
+                        fingerprint=self._group.fingerprint,
+                    )
+                )
+        return batches
+
+    def _missing(self, objects: tuple[ObjectKey, ...]) -> list[int]:
+        isolated = self._quarantine.flags(objects)
+        if any(isolated):
+            # The store says that it holds them, and could not give them: write them anew.
+            self._store.delete([key for key, flag in zip(objects, isolated, strict=True) if flag])
+        present = self._store.exists(objects)
+        return [
+            page
+            for page, (there, bad) in enumerate(zip(present, isolated, strict=True))
+            if bad or not there
+        ]
+
+    def _note(self, batch: WriteBatch, statuses: tuple[WriteStatus, ...]) -> bool:
+        written = [
+            key for key, s in zip(batch.keys, statuses, strict=True) if s is WriteStatus.WRITTEN
+        ]
+        self._quarantine.lift(written)
+        self._metrics.count("offload_objects", len(written))
+        self._metrics.count("offload_bytes", len(written) * batch.plan.object_bytes)
+        bad = [i for i, status in enumerate(statuses) if not status.is_stored]
+        if bad:
+            self._failures.report(
+                "offload",
+                f"{len(bad)} of {len(statuses)} pages were not stored: {statuses[bad[0]].value}",
+                pool=batch.plan.pool,
+                key=batch.keys[bad[0]],
+            )
+        return not bad
+
+    # ---- life cycle ---------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Give up every offer and drop the completions; nothing overtaken is published."""
+        offloads, self._offloads = list(self._offloads), deque()
+        for offload in offloads:
+            self._quiesce(offload)
+        self._metrics.count("offloads_reset", len(offloads))
+
+    def _quiesce(self, offload: _Offload) -> None:
+        if offload.outcome is not None or offload.task is None:
+            return
+        if not self._store.capabilities.revocable and not self._is_queued(offload):
+            offload.task.wait(None)
+            return
+        offload.permit.revoke()
+        if self._is_queued(offload) or not offload.task.wait(self._options.quiesce_seconds):
+            self._lane.abandon(offload.task)
+        offload.settle(stored=False)
+
+    def close(self) -> None:
+        """Reset, and end the thread. Idempotent."""
+        self.reset()
+        self._lane.close(self._options.quiesce_seconds)
+
+
+def _await_ready(offload: _Offload, ready: tuple[DeviceEvent, ...]) -> None:
+    permit = offload.permit
+    if not wait_for_events(
+        ready, deadline=offload.deadline, is_cancelled=lambda: permit.is_revoked
+    ):
+        msg = "the engine's ready events did not come before the deadline"
+        raise EventTimeoutError(msg)
+
+
+def _publish_order(pools: Sequence[PoolOffload]) -> tuple[PoolOffload, ...]:
+    """Return the pools in the order in which they become visible: `kv` itself last."""
+    return tuple(
+        sorted(pools, key=lambda pool: (pool.entry.indices_from_pool == KV, pool.entry.name == KV))
+    )

@@ -1,0 +1,104 @@
+"""A permit lets one transfer touch pool memory, and can be taken back at any time.
+
+After `revoke` returns, no byte of pool memory is read or written for the transfer again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvlinker.device import DeviceAccess, HostObjects
+from kvlinker.errors import TransferRevokedError
+from kvlinker.plans import TransferPlan
+
+__all__ = ["PermittedAccess", "TransferPermit"]
+
+
+class TransferPermit:
+    """The right of one transfer to copy and to publish."""
+
+    def __init__(self) -> None:
+        """Make a permit that is valid until it is revoked."""
+        self._changed = threading.Condition()
+        self._copies = 0
+        self._revoked = False
+        self._publishing = False
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the permit was taken back."""
+        return self._revoked
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether the permission to publish was used."""
+        return self._publishing
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Hold the permit for one copy.
+
+        Raises:
+            TransferRevokedError: it was taken back.
+        """
+        with self._changed:
+            if self._revoked:
+                msg = "the transfer was taken back; its pool memory may belong to another request"
+                raise TransferRevokedError(msg)
+            self._copies += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._copies -= 1
+                self._changed.notify_all()
+
+    def try_publish(self) -> bool:
+        """Use the permission to publish; False once the permit was taken back."""
+        with self._changed:
+            if self._revoked:
+                return False
+            self._publishing = True
+            return True
+
+    def revoke(self) -> None:
+        """Take the permit back and wait for copies under way. Idempotent."""
+        with self._changed:
+            self._revoked = True
+            while self._copies:
+                self._changed.wait()
+
+
+class PermittedAccess(DeviceAccess):
+    """Device access of one transfer: every copy needs the permit and live pools, and is counted.
+
+    The counts show a store that reports bytes which it never moved.
+    """
+
+    def __init__(
+        self, access: DeviceAccess, permit: TransferPermit, check_live: Callable[[], None]
+    ) -> None:
+        """Wrap an access; `check_live` raises StalePoolError once the pools are gone."""
+        self._access = access
+        self._permit = permit
+        self._check_live = check_live
+        self.bytes_read = 0
+        """Bytes copied out of pool memory so far."""
+        self.bytes_written = 0
+        """Bytes copied into pool memory so far."""
+
+    def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
+        """See DeviceAccess."""
+        with self._permit.copying():
+            self._check_live()
+            self._access.copy_out(plan, host)
+            self.bytes_read += plan.total_bytes
+
+    def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
+        """See DeviceAccess."""
+        with self._permit.copying():
+            self._check_live()
+            self._access.copy_in(plan, host)
+            self.bytes_written += plan.total_bytes
