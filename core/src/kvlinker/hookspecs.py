@@ -1,4 +1,9 @@
-"""The plugin API: what a plugin may implement, and the version that it must state."""
+"""The plugin API: what a plugin may implement, and the version that it must state.
+
+A plugin is a module with functions marked `@hookimpl`, named in an entry point of `kvlinker.models`,
+`kvlinker.stores` or `kvlinker.engines`. `describe_plugin` is always needed; a model plugin needs
+`match_kv_cache`, a store plugin `open_store`, an engine plugin `describe_kv_cache`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,17 @@ class PluginInfo:
     """What a plugin says of itself."""
 
     api_version: int
+    """The API_VERSION that the plugin was written for, as a literal: an imported one would always agree."""
     summary: str
+    """One line for people."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.api_version, bool) or not isinstance(self.api_version, int):
+            msg = f"api_version must be an integer such as {API_VERSION}, got {self.api_version!r}"
+            raise ContractError(msg)
+        if not isinstance(self.summary, str) or len(self.summary.splitlines()) != 1:
+            msg = f"summary must be one line of text, got {self.summary!r}"
+            raise ContractError(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +66,14 @@ class StrategyMatch:
     omitted: Mapping[str, str] = field(default_factory=dict)
     """Span label to the reason why the span is neither stored nor restored."""
     specializes: frozenset[str] = frozenset()
-    """Plugins that step back where this one matches too."""
+    """Plugins that step back where this one matches too; a name that is not installed changes nothing."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "buffers", frozenset(self.buffers))
-        object.__setattr__(self, "specializes", frozenset(self.specializes))
+        for name, value in (("buffers", self.buffers), ("specializes", self.specializes)):
+            if isinstance(value, str):
+                msg = f"{name} must be a set of names, got the text {value!r}; write {{{value!r}}}"
+                raise ContractError(msg)
+            object.__setattr__(self, name, frozenset(value))
         object.__setattr__(self, "omitted", MappingProxyType(dict(self.omitted)))
         if blank := [label for label, reason in self.omitted.items() if not reason.strip()]:
             msg = f"span {blank[0]!r} is omitted without a reason; say why its bytes are not needed"
@@ -64,7 +82,7 @@ class StrategyMatch:
 
 @hookspec
 def describe_plugin() -> PluginInfo:
-    """Return the plugin's API version and a summary of one line."""
+    """Return the plugin's API version and a summary of one line; called before any other hook."""
     raise NotImplementedError
 
 
