@@ -22,6 +22,7 @@ from kvlinker.admission import admit
 from kvlinker.discovery import inspect_plugin
 from kvlinker.errors import ContractError
 from kvlinker.installed import PluginRecord, PluginStatus, available
+from kvlinker.registry import LoadOutcome, PluginRegistry
 
 __all__ = ["probe_plugins", "report_plugin"]
 
