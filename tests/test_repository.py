@@ -22,9 +22,9 @@ from repository import (
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 MOST_LINES, MOST_LINES_IN_CORE = 600, 400
 EXEMPTION = re.compile(r"#\s*(type:\s*ignore|noqa|pragma:\s*no)\b")
-EXPLAINED_EXEMPTION = re.compile(
-    r"#\s*(type:\s*ignore\[[\w, -]+\]|noqa:\s*[A-Z]+\d+(,\s*[A-Z]+\d+)*|pragma: no (cover|branch))"
-    r"\s+(#|-)\s*\w"
+NAMED_EXEMPTION = re.compile(
+    r"#\s*(?:type:\s*ignore\[[\w, -]+\]|noqa:\s*[A-Z]+\d+(?:,\s*[A-Z]+\d+)*|pragma: no (?:cover|branch))"
+    r"(?P<reason>\s+[#-]\s*\w)?"
 )
 FOREIGN_WORDS = {
     "a path of one machine": re.compile(r"(?<![\w.<])/(work|farm|root|home|Users|tmp|opt)/[\w.-]"),
@@ -54,14 +54,24 @@ def uses_of_any(path: Path) -> list[str]:
 
 
 def unexplained_exemptions(path: Path) -> list[str]:
-    """Return the comments that silence a tool without naming the rule and, behind it, the reason."""
+    """Return the comments that silence a tool without naming the rule, and the reason there or in a comment beside."""
     with path.open("rb") as file:
-        comments = [token for token in tokenize(file.readline) if token.type == COMMENT]
+        comments = {
+            token.start[0]: token for token in tokenize(file.readline) if token.type == COMMENT
+        }
+    alone = {line for line, token in comments.items() if token.line.lstrip().startswith("#")}
     return [
-        f"{path}:{comment.start[0]}: {comment.string}"
-        for comment in comments
-        if EXEMPTION.search(comment.string) and not EXPLAINED_EXEMPTION.search(comment.string)
+        f"{path}:{line}: {token.string}"
+        for line, token in comments.items()
+        if EXEMPTION.search(token.string)
+        and not is_explained(token.string, beside=bool({line - 1, line + 1} & alone))
     ]
+
+
+def is_explained(exemption: str, *, beside: bool) -> bool:
+    """Say whether an exemption names its rule, and its reason there or beside."""
+    named = NAMED_EXEMPTION.search(exemption)
+    return named is not None and (beside or named["reason"] is not None)
 
 
 def foreign_words(path: Path) -> list[str]:
@@ -136,15 +146,16 @@ def test_exemptions_without_rule_or_reason_are_found(tmp_path: Path) -> None:
         "a = 1  # type: ignore[assignment]  # the library has no types\n"
         "b = 1  # noqa: BLE001, S110 - nothing may cross this line\n"
         "c = '# noqa'\n"
-        "d = 1  # pragma: no cover - runs in a child that is killed\n"
+        "# Runs in a child that is killed.\n"
+        "d = 1  # pragma: no cover\n"
         "e = 1  # type: ignore[assignment]\n"
         "f = 1  # type: ignore  # why not\n"
         "g = 1  # noqa: BLE001\n"
         "h = 1  # noqa\n"
-        "i = 1  # pragma: no cover\n"
+        "# A reason for a rule that is not named.\n"
     )
 
-    assert [finding.split(":")[1] for finding in unexplained_exemptions(path)] == list("56789")
+    assert [finding.split(":")[1] for finding in unexplained_exemptions(path)] == list("6789")
 
 
 def test_the_repository_speaks_of_the_project_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,6 @@ from packaging.requirements import Requirement
 from repository import Distribution, distributions, each_distribution, table
 
 IN_DEVELOPMENT = ("kvlinker", "_editable_impl_kvlinker", "__editable__.kvlinker")
-PLUGINS = [found for found in distributions() if found.kind != "core"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,20 +175,38 @@ def test_installing_every_wheel_brings_nothing_else_and_leaves_torch_alone(
     )
 
 
-def test_installed_plugins_are_found_and_loaded_from_their_wheels(installed: Environment) -> None:
+def test_installed_plugins_are_loaded_from_their_wheels_without_torch(
+    installed: Environment,
+) -> None:
     program = """
-import importlib.metadata, json, sys
-groups = ("kvlinker.models", "kvlinker.stores", "kvlinker.engines")
-points = [point for group in groups for point in importlib.metadata.entry_points(group=group)]
-print(json.dumps({point.name: point.load().__file__ for point in points}))
+import json, sys
+from kvlinker.discovery import load_plugins
+records = load_plugins(environ={}).records
+print(json.dumps({record.qualified_name: [record.status.value, record.location] for record in records}))
 assert "torch" not in sys.modules
 """
 
-    files = json.loads(installed.run(program))
+    records = json.loads(installed.run(program))
 
-    assert files == {
-        name: str(installed.site_packages / plugin.import_name / "__init__.py")
-        for plugin in PLUGINS
-        for points in table(plugin.project["entry-points"]).values()
+    expected = ["loaded", str(installed.site_packages.resolve())]
+    assert records == dict.fromkeys(qualified_names(), expected)
+
+
+def test_the_command_of_the_wheels_shows_every_plugin_as_sound(installed: Environment) -> None:
+    command = [str(installed.folder / "bin" / "kvlinker"), "plugins", "--json"]
+    environment = {"PATH": os.defpath}
+
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+
+    for name in qualified_names():
+        assert f'"{name.partition(":")[0]}"' in done.stdout
+
+
+def qualified_names() -> list[str]:
+    """Return what each plugin is called where names could clash: `distribution:name`."""
+    return [
+        f"{plugin.name}:{name}"
+        for plugin in distributions()
+        for points in table(plugin.project.get("entry-points", {})).values()
         for name in table(points)
-    }
+    ]
