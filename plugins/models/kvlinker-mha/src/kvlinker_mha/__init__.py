@@ -1,1 +1,169 @@
-"""Multi-head and grouped-query attention: one K and one V buffer per layer."""
+"""Multi-head and grouped-query attention: one K and one V buffer per layer, token-major or head-major.
+
+Shapes do not tell the two layouts apart (with 2 heads and pages of 2 slots they are the same), so the adapter must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvlinker.description import KVCacheDescription
+from kvlinker.entries import DevicePoolEntry
+from kvlinker.errors import ContractError
+from kvlinker.hookspecs import PluginInfo, StrategyMatch, hookimpl
+from kvlinker.layouts import (
+    draft_count,
+    integer_fact,
+    pool_entry,
+    pool_group,
+    require_paged_pools,
+    require_roles,
+    ride_along,
+    role_spans,
+    text_fact,
+)
+from kvlinker.pools import KV, DevicePoolGroup
+
+__all__ = ["build_direct_linker_pool_group", "describe_plugin", "match_kv_cache"]
+
+FAMILY = "mha"
+LAYOUT = "mha/1"
+"""Goes into every key: raise it when the bytes of a page object change."""
+
+ROWS_ARE_PAGES: Mapping[str, bool] = {
+    # [slots, heads, head_dim]: a slot's bytes are together.
+    "token_major": False,
+    # [pages, heads, slots, head_dim]: a slot's bytes are scattered over its page.
+    "head_major": True,
+}
+VALUES = ("k", "v")
+SCALES = ("k_scale", "v_scale")
+
+
+@hookimpl
+def describe_plugin() -> PluginInfo:
+    """See `kvlinker.hookspecs`."""
+    return PluginInfo(api_version=1, summary="multi-head and grouped-query attention: K and V")
+
+
+@hookimpl
+def match_kv_cache(description: KVCacheDescription) -> StrategyMatch | None:
+    """Claim an MHA cache, scales and drafts included; see `kvlinker.hookspecs`.
+
+    Raises:
+        KVLinkerError: the family is this one, and the cache is not laid out here; the text says why.
+    """
+    if description.family != FAMILY:
+        return None
+    _check(description)
+    return StrategyMatch(buffers=frozenset(description.buffers))
+
+
+@hookimpl
+def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoolGroup:
+    """Lay an MHA cache out as `kv`, and `kv_scale` where the values have scales; see `kvlinker.hookspecs`.
+
+    Raises:
+        KVLinkerError: the cache is not laid out here; the text says why.
+    """
+    _check(description)
+    kv_format = text_fact(description, "kv_format")
+    entries = [
+        _entry(
+            description,
+            name="kv",
+            roles=VALUES,
+            rows_are_pages=_rows_are_pages(description),
+            value_format=kv_format,
+        )
+    ]
+    if _is_scaled(description):
+        # An entry of its own: a page of scales is one row, whatever the rows of the values are.
+        entries.append(
+            _entry(
+                description,
+                name="kv_scale",
+                roles=SCALES,
+                rows_are_pages=True,
+                value_format=f"{kv_format}_scale",
+            )
+        )
+    return pool_group(description, entries, layout=LAYOUT)
+
+
+def _entry(
+    description: KVCacheDescription,
+    *,
+    name: str,
+    roles: tuple[str, str],
+    rows_are_pages: bool,
+    value_format: str,
+) -> DevicePoolEntry:
+    """Return an entry with one component for K and one for V, drafts behind the target in both."""
+    target = [description.buffers[role] for role in roles]
+    drafts = [description.buffers.get(role, ()) for role in _drafts_of(roles)]
+    positions = {i: i for i in range(len(target[0]))}
+    return pool_entry(
+        description,
+        name=name,
+        indices_from_pool=KV,
+        roles=(*roles, *_drafts_of(roles)) if drafts[0] else roles,
+        components=[[*own, *riding] for own, riding in zip(target, drafts, strict=True)],
+        layer_mapping=ride_along(positions, range(len(drafts[0]))),
+        rows_are_pages=rows_are_pages,
+        value_format=value_format,
+    )
+
+
+def _drafts_of(roles: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"draft_{role}" for role in roles)
+
+
+def _rows_are_pages(description: KVCacheDescription) -> bool:
+    return ROWS_ARE_PAGES[text_fact(description, "kv_layout", known=ROWS_ARE_PAGES)]
+
+
+def _is_scaled(description: KVCacheDescription) -> bool:
+    return integer_fact(description, "kv_scaled", known=(0, 1)) == 1
+
+
+# ---- checks: what is not refused here would be restored wrong ---------------------------------
+
+
+def _check(description: KVCacheDescription) -> None:
+    require_paged_pools(description, KV)
+    text_fact(description, "kv_format")
+    _check_scales(description)
+    roles = (*VALUES, *SCALES) if _is_scaled(description) else VALUES
+    require_roles(description, required=roles, optional=(*SCALES, *_drafts_of((*VALUES, *SCALES))))
+    drafts = draft_count(description, *_drafts_of(roles))
+    for role in roles:
+        role_spans(description, role, count=len(description.layers))
+    for role in _drafts_of(roles):
+        role_spans(description, role, count=drafts, per="draft layer")
+    if _rows_are_pages(description):
+        _check_pages(description)
+
+
+def _check_scales(description: KVCacheDescription) -> None:
+    given = [role for role in (*SCALES, *_drafts_of(SCALES)) if description.buffers.get(role, ())]
+    if _is_scaled(description) and not set(SCALES) <= set(given):
+        msg = (
+            f"family {FAMILY!r}: the values are scaled, and their scales are not described (got {given}, "
+            f"expected {list(SCALES)}); values restored with another page's scales are wrong"
+        )
+        raise ContractError(msg)
+    if given and not _is_scaled(description):
+        msg = f"family {FAMILY!r}: kv_scaled is 0, but scales {given} are described; state kv_scaled as 1"
+        raise ContractError(msg)
+
+
+def _check_pages(description: KVCacheDescription) -> None:
+    for role in (*VALUES, *_drafts_of(VALUES)):
+        for span in description.buffers.get(role, ()):
+            if span.row_bytes % description.page_size:
+                msg = (
+                    f"family {FAMILY!r}: span {span.label!r} has rows of {span.row_bytes} B, which are no pages "
+                    f"of {description.page_size} slots; a head-major row is one page"
+                )
+                raise ContractError(msg)
