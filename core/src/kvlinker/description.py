@@ -5,7 +5,8 @@ A model plugin lays a cache out from its description alone, so that N engines an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.errors import ContractError
+from kvlinker.integers import as_integer
 from kvlinker.spans import BufferSpan
 
 __all__ = [
@@ -67,11 +69,17 @@ class LogicalPool:
     """Slots that attention looks back, for a pool of trailing windows."""
 
     def __post_init__(self) -> None:
-        if not self.name or self.page_size < 1 or (self.window is not None and self.window < 1):
-            msg = f"logical pool {self.name!r}: page_size {self.page_size} and window {self.window} must be at least 1"
+        where = f"logical pool {self.name!r}"
+        if not self.name:
+            msg = f"{where}: needs a name, such as kv, swa or mamba"
             raise ContractError(msg)
+        size = as_integer(self.page_size, f"{where}: page_size", at_least=1)
+        object.__setattr__(self, "page_size", size)
+        if self.window is not None:
+            window = as_integer(self.window, f"{where}: window", at_least=1)
+            object.__setattr__(self, "window", window)
         if self.kind is PoolKind.SLOT and self.page_size != 1:
-            msg = f"logical pool {self.name!r}: a slot pool has page_size 1, got {self.page_size}"
+            msg = f"{where}: a slot pool has page_size 1, got {self.page_size}"
             raise ContractError(msg)
 
 
@@ -88,6 +96,19 @@ class LayerFacts:
     """Tokens folded into one entry (DeepSeek V4: 4 or 128); 0 without compression."""
     indexer: IndexerKind = IndexerKind.NONE
 
+    def __post_init__(self) -> None:
+        numbers = (
+            ("layer", self.layer),
+            ("global_layer", self.global_layer),
+            ("compress_ratio", self.compress_ratio),
+        )
+        for name, value in numbers:
+            number = as_integer(value, f"layer {self.layer}: {name}", at_least=0)
+            object.__setattr__(self, name, number)
+        if not self.kind:
+            msg = f"layer {self.layer}: needs a kind, such as attention or mamba"
+            raise ContractError(msg)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAxis:
@@ -99,8 +120,11 @@ class RankAxis:
     size: int
 
     def __post_init__(self) -> None:
+        where = f"rank axis {self.name!r}"
+        for name, value in (("rank", self.rank), ("size", self.size)):
+            object.__setattr__(self, name, as_integer(value, f"{where}: {name}"))
         if not self.name or not 0 <= self.rank < self.size:
-            msg = f"rank axis {self.name!r}: rank {self.rank} is not within size {self.size}"
+            msg = f"{where}: rank {self.rank} is not within size {self.size}"
             raise ContractError(msg)
 
 
@@ -113,15 +137,17 @@ class Replication:
     """Role to the names of the axes whose ranks hold different bytes; an empty set is a full replica."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", tuple(self.axes))
         names = [axis.name for axis in self.axes]
         if len(set(names)) != len(names):
             msg = f"rank axes {names} repeat a name"
             raise ContractError(msg)
-        for role, over in self.sharded_over.items():
+        sharded = {role: frozenset(over) for role, over in self.sharded_over.items()}
+        for role, over in sharded.items():
             if unknown := over - set(names):
                 msg = f"role {role!r} is sharded over {sorted(unknown)}, but the axes are {names}"
                 raise ContractError(msg)
-        object.__setattr__(self, "sharded_over", MappingProxyType(dict(self.sharded_over)))
+        object.__setattr__(self, "sharded_over", MappingProxyType(sharded))
 
     def axes_of(self, role: str) -> tuple[RankAxis, ...]:
         """Return the axes over which the role is sharded, by name."""
@@ -150,6 +176,12 @@ class DescribeRequest:
     extras: Mapping[str, object] = field(default_factory=dict)
     """Engine objects beside the cache, such as draft pools."""
 
+    def __post_init__(self) -> None:
+        size = as_integer(self.page_size, "a request's page_size", at_least=1)
+        object.__setattr__(self, "page_size", size)
+        object.__setattr__(self, "facts", _checked_facts("a request", self.facts))
+        object.__setattr__(self, "extras", MappingProxyType(dict(self.extras)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheDescription:
@@ -170,35 +202,51 @@ class KVCacheDescription:
     replication: Replication = field(default_factory=Replication)
 
     def __post_init__(self) -> None:
-        if not self.family or self.page_size < 1 or not self.layers:
-            msg = (
-                f"description {self.family!r}: needs a family, a page size of at least 1 (got "
-                f"{self.page_size}) and at least one layer (got {len(self.layers)})"
-            )
-            raise ContractError(msg)
+        where = f"description {self.family!r}"
+        size = as_integer(self.page_size, f"{where}: page_size", at_least=1)
+        object.__setattr__(self, "page_size", size)
         buffers = {role: _labelled(role, spans) for role, spans in self.buffers.items()}
         object.__setattr__(self, "buffers", MappingProxyType(buffers))
+        object.__setattr__(self, "layers", tuple(self.layers))
+        object.__setattr__(self, "logical_pools", tuple(self.logical_pools))
         object.__setattr__(self, "index_maps", MappingProxyType(dict(self.index_maps)))
-        object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
+        object.__setattr__(self, "facts", _checked_facts(where, self.facts))
+        if not self.family or not self.layers:
+            msg = f"{where}: needs a family and at least one layer, got {len(self.layers)} layers"
+            raise ContractError(msg)
+        self._check_layers()
         self._check_names()
 
+    def _check_layers(self) -> None:
+        first = self.layers[0].global_layer
+        for i, facts in enumerate(self.layers):
+            if facts.layer != i:
+                numbers = [facts.layer for facts in self.layers]
+                msg = f"description {self.family!r}: layers must be 0..n-1 in order, got {numbers}"
+                raise ContractError(msg)
+            if facts.global_layer != first + i:
+                numbers = [facts.global_layer for facts in self.layers]
+                msg = (
+                    f"description {self.family!r}: a stage's global layers must be consecutive, for keys name "
+                    f"them as a range; got {numbers}; describe the layers without a cache too"
+                )
+                raise ContractError(msg)
+
     def _check_names(self) -> None:
-        layers = [facts.layer for facts in self.layers]
-        if layers != list(range(len(layers))):
-            msg = f"description {self.family!r}: layers must be 0..n-1 in order, got {layers}"
-            raise ContractError(msg)
         pools = [pool.name for pool in self.logical_pools]
         labels = [span.label for spans in self.buffers.values() for span in spans if span.rows]
         for what, names in (("logical pool", pools), ("span label", labels)):
-            if repeated := sorted({name for name in names if names.count(name) > 1}):
+            if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
                 msg = f"description {self.family!r}: {what} {repeated[0]!r} is used twice"
                 raise ContractError(msg)
+        if unknown := sorted(self.index_maps.keys() - set(pools)):
+            msg = f"description {self.family!r}: index maps for {unknown}, but the logical pools are {pools}"
+            raise ContractError(msg)
 
     @property
     def layer_range(self) -> tuple[int, int]:
         """Global layers [start, end) of this pipeline stage."""
-        numbers = [facts.global_layer for facts in self.layers]
-        return min(numbers), max(numbers) + 1
+        return self.layers[0].global_layer, self.layers[-1].global_layer + 1
 
     def logical_pool(self, name: str) -> LogicalPool | None:
         """Return the logical pool of that name, or None."""
@@ -206,22 +254,58 @@ class KVCacheDescription:
 
     def describe(self) -> str:
         """Return a text form for people."""
-        lines = [f"{self.family}: {len(self.layers)} layers, page of {self.page_size} slots"]
+        start, end = self.layer_range
+        lines = [f"{self.family}: layers [{start}, {end}), page of {self.page_size} slots"]
+        lines.extend(f"  {kind}" for kind in _layer_kinds(self.layers))
         for role, spans in self.buffers.items():
-            shapes = sorted({(s.rows, s.row_bytes, s.row_stride) for s in spans})
+            shapes = Counter((span.rows, span.row_bytes, span.row_stride) for span in spans)
             text = ", ".join(
-                f"{rows} x {size} B (stride {stride})" for rows, size, stride in shapes
+                f"{count} x [{rows} rows of {size} B, stride {stride} B]"
+                for (rows, size, stride), count in shapes.items()
             )
-            lines.append(f"  {role}: {len(spans)} spans; {text}")
-        pools = ", ".join(
-            f"{p.name} ({p.kind.value}, page {p.page_size})" for p in self.logical_pools
+            lines.append(f"  buffer {role}: {text or 'no spans'}")
+        lines.extend(f"  {_pool_text(pool, self.index_maps)}" for pool in self.logical_pools)
+        lines.extend(f"  fact {key} = {value}" for key, value in sorted(self.facts.items()))
+        lines.extend(
+            f"  rank {axis.rank} of {axis.size} on {axis.name}" for axis in self.replication.axes
         )
-        lines.append(f"  logical pools: {pools}")
-        lines.extend(f"  {key} = {value}" for key, value in sorted(self.facts.items()))
         return "\n".join(lines)
 
 
-def _labelled(role: str, spans: tuple[BufferSpan, ...]) -> tuple[BufferSpan, ...]:
+def _labelled(role: str, spans: Sequence[BufferSpan]) -> tuple[BufferSpan, ...]:
+    if not role:
+        msg = "a buffer's role needs a name, such as kv or index_k"
+        raise ContractError(msg)
     return tuple(
         span if span.label else span.relabel(f"{role}[{i}]") for i, span in enumerate(spans)
     )
+
+
+def _checked_facts(where: str, facts: Mapping[str, Fact]) -> Mapping[str, Fact]:
+    return MappingProxyType({name: _fact(where, name, value) for name, value in facts.items()})
+
+
+def _fact(where: str, name: str, value: object) -> Fact:
+    if isinstance(value, str):
+        return value
+    what = f"{where}: fact {name!r}"
+    if isinstance(value, list | tuple):
+        return tuple(as_integer(item, what) for item in value)
+    # A claim such as kv_scaled is a number, so that every form of a description spells it alike.
+    return int(value) if isinstance(value, bool) else as_integer(value, what)
+
+
+def _layer_kinds(layers: tuple[LayerFacts, ...]) -> list[str]:
+    kinds = Counter((la.kind, la.compress_ratio, la.indexer) for la in layers)
+    return [
+        f"{count} layers: {kind}"
+        + (f", compressed {ratio}" if ratio else "")
+        + (f", indexer {indexer.value}" if indexer is not IndexerKind.NONE else "")
+        for (kind, ratio, indexer), count in kinds.items()
+    ]
+
+
+def _pool_text(pool: LogicalPool, index_maps: Mapping[str, IndexMap]) -> str:
+    window = f", window {pool.window}" if pool.window else ""
+    mapped = ", slots translated" if pool.name in index_maps else ""
+    return f"logical pool {pool.name}: {pool.kind.value}, page {pool.page_size}{window}{mapped}"

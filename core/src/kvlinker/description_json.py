@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeAlias, TypeVar
 
 from kvlinker.description import (
@@ -18,15 +19,29 @@ from kvlinker.description import (
     Replication,
 )
 from kvlinker.errors import ContractError
-from kvlinker.spans import BufferSpan
+from kvlinker.spans import BufferSpan, MemoryKind, MemoryRegion
 
 __all__ = ["FORMAT", "description_from_json", "description_to_json"]
 
 FORMAT = "kvlinker-description/1"
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
+_FIELDS = (
+    "format",
+    "family",
+    "page_size",
+    "buffers",
+    "layers",
+    "logical_pools",
+    "index_maps",
+    "facts",
+    "replication",
+)
 _FIRST_ADDRESS = 1 << 32
 _ALIGNMENT = 1 << 12
+_SHOWN = 80
+"""Characters of a wrong value that a message shows."""
+_Choice = TypeVar("_Choice", IndexerKind, PoolKind)
 
 
 def description_to_json(description: KVCacheDescription) -> str:
@@ -65,7 +80,7 @@ def _dump_span(span: BufferSpan) -> dict[str, object]:
         "rows": span.rows,
         "row_bytes": span.row_bytes,
         "row_stride": span.row_stride,
-        "device": span.device,
+        "device": span.device if span.rows else "cpu",  # no rows are nowhere
     }
 
 
@@ -87,37 +102,36 @@ def description_from_json(text: str) -> KVCacheDescription:
     """
     try:
         parsed: Json = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         msg = f"a description must be JSON: {error}"
         raise ContractError(msg) from error
     form = _Reader(parsed, "description")
     if (found := form.text("format")) != FORMAT:
         msg = f"description.format is {found!r}, this version reads {FORMAT!r}; describe the cache again"
         raise ContractError(msg)
-    addresses = _Addresses()
-    replication = form.child("replication")
-    return KVCacheDescription(
-        family=form.text("family"),
-        page_size=form.integer("page_size"),
-        buffers={
-            role: tuple(_load_span(item, addresses) for item in form.child("buffers").items(role))
-            for role in form.child("buffers").names()
-        },
-        layers=tuple(_load_layer(item) for item in form.items("layers")),
-        logical_pools=tuple(_load_pool(item) for item in form.items("logical_pools")),
-        index_maps=dict.fromkeys(form.texts("index_maps"), _no_translation),
-        facts={name: form.child("facts").fact(name) for name in form.child("facts").names()},
-        replication=Replication(
-            axes=tuple(
-                RankAxis(name=a.text("name"), rank=a.integer("rank"), size=a.integer("size"))
-                for a in replication.items("axes")
-            ),
-            sharded_over={
-                role: frozenset(replication.child("sharded_over").texts(role))
-                for role in replication.child("sharded_over").names()
-            },
-        ),
-    )
+    form.allow(*_FIELDS)
+    buffers, facts, addresses = form.child("buffers"), form.child("facts"), _Addresses()
+    family, page_size = form.text("family"), form.integer("page_size")
+    spans = {
+        role: tuple(_load_span(item, addresses) for item in buffers.items(role))
+        for role in buffers.names()
+    }
+    layers = tuple(_load_layer(item) for item in form.items("layers"))
+    pools = tuple(_load_pool(item) for item in form.items("logical_pools"))
+    index_maps = dict.fromkeys(form.texts("index_maps"), _no_translation)
+    values = {name: facts.fact(name) for name in facts.names()}
+    replication = _load_replication(form.child("replication"))
+    with form.located():
+        return KVCacheDescription(
+            family=family,
+            page_size=page_size,
+            buffers=spans,
+            layers=layers,
+            logical_pools=pools,
+            index_maps=index_maps,
+            facts=values,
+            replication=replication,
+        )
 
 
 def _no_translation(indices: IndexArray) -> IndexArray:
@@ -149,6 +163,20 @@ class _Reader:
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._value)
+
+    def allow(self, *names: str) -> None:
+        if unknown := [name for name in self._value if name not in names]:
+            msg = f"{self._path}.{unknown[0]} is no field of the form; it has {', '.join(names)}"
+            raise ContractError(msg)
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Put the path in front of what a constructor refuses."""
+        try:
+            yield
+        except ContractError as error:
+            msg = f"{self._path}: {error}"
+            raise ContractError(msg) from error
 
     def child(self, name: str) -> _Reader:
         return _Reader(self._value.get(name), f"{self._path}.{name}")
@@ -187,6 +215,14 @@ class _Reader:
             return value
         raise self._wrong(name, "an integer, a string or a list of integers", value)
 
+    def choice(self, name: str, kind: type[_Choice]) -> _Choice:
+        value = self._value.get(name)
+        for member in kind:
+            if member.value == value:
+                return member
+        allowed = ", ".join(repr(member.value) for member in kind)
+        raise self._wrong(name, f"one of {allowed}", value)
+
     def _list(self, name: str) -> list[Json]:
         value = self._value.get(name)
         if not isinstance(value, list):
@@ -194,46 +230,71 @@ class _Reader:
         return value
 
     def _wrong(self, name: str, expected: str, value: Json) -> ContractError:
-        return ContractError(f"{self._path}.{name} must be {expected}, got {value!r}")
+        return ContractError(f"{self._path}.{name} must be {expected}, got {_shorten(value)}")
+
+
+def _shorten(value: Json) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _load_span(item: _Reader, addresses: _Addresses) -> BufferSpan:
-    rows, stride = item.integer("rows"), item.integer("row_stride")
-    return BufferSpan(
-        base_ptr=addresses.take(max(rows, 0) * max(stride, 0)) if rows else 0,
-        rows=rows,
-        row_bytes=item.integer("row_bytes"),
-        row_stride=stride,
-        label=item.text("label"),
-    )
+    item.allow("label", "rows", "row_bytes", "row_stride", "device")
+    label, device = item.text("label"), item.text("device")
+    rows, size, stride = item.integer("rows"), item.integer("row_bytes"), item.integer("row_stride")
+    extent = max(rows - 1, 0) * max(stride, 0) + max(size, 1)
+    base = addresses.take(extent)
+    with item.located():
+        region = MemoryRegion(
+            base_ptr=base,
+            size_bytes=extent,
+            device=device,
+            kind=MemoryKind.HOST if device == "cpu" else MemoryKind.DEVICE,
+        )
+        return BufferSpan(
+            base_ptr=base if rows else 0,
+            rows=rows,
+            row_bytes=size,
+            row_stride=stride,
+            region=region if rows else None,
+            label=label,
+        )
 
 
 def _load_layer(item: _Reader) -> LayerFacts:
-    return LayerFacts(
-        layer=item.integer("layer"),
-        global_layer=item.integer("global_layer"),
-        kind=item.text("kind"),
-        compress_ratio=item.integer("compress_ratio"),
-        indexer=_enum(IndexerKind, item.text("indexer")),
-    )
+    item.allow("layer", "global_layer", "kind", "compress_ratio", "indexer")
+    layer, global_layer = item.integer("layer"), item.integer("global_layer")
+    kind, ratio = item.text("kind"), item.integer("compress_ratio")
+    indexer = item.choice("indexer", IndexerKind)
+    with item.located():
+        return LayerFacts(
+            layer=layer,
+            global_layer=global_layer,
+            kind=kind,
+            compress_ratio=ratio,
+            indexer=indexer,
+        )
 
 
 def _load_pool(item: _Reader) -> LogicalPool:
-    return LogicalPool(
-        name=item.text("name"),
-        kind=_enum(PoolKind, item.text("kind")),
-        page_size=item.integer("page_size"),
-        window=item.optional_integer("window"),
-    )
+    item.allow("name", "kind", "page_size", "window")
+    name, kind = item.text("name"), item.choice("kind", PoolKind)
+    page_size, window = item.integer("page_size"), item.optional_integer("window")
+    with item.located():
+        return LogicalPool(name=name, kind=kind, page_size=page_size, window=window)
 
 
-_E = TypeVar("_E", IndexerKind, PoolKind)
+def _load_replication(form: _Reader) -> Replication:
+    form.allow("axes", "sharded_over")
+    roles = form.child("sharded_over")
+    axes = tuple(_load_axis(item) for item in form.items("axes"))
+    sharded = {role: frozenset(roles.texts(role)) for role in roles.names()}
+    with form.located():
+        return Replication(axes=axes, sharded_over=sharded)
 
 
-def _enum(kind: type[_E], text: str) -> _E:
-    try:
-        return kind(text)
-    except ValueError as error:
-        allowed = ", ".join(member.value for member in kind)
-        msg = f"{text!r} is no {kind.__name__}; use one of {allowed}"
-        raise ContractError(msg) from error
+def _load_axis(item: _Reader) -> RankAxis:
+    item.allow("name", "rank", "size")
+    name, rank, size = item.text("name"), item.integer("rank"), item.integer("size")
+    with item.located():
+        return RankAxis(name=name, rank=rank, size=size)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ctypes
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -17,13 +19,19 @@ from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.errors import ContractError
+from kvlinker.integers import as_integer
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
+from kvlinker.transfers import as_index_array
 
 __all__ = ["DeviceAccess", "DeviceEvent", "HostAccess", "HostObjects", "wait_for_events"]
 
 _LOOP_BYTES = 8192
-"""From this range size on, one memmove a range beats numpy's gather of rows."""
+"""From this range size on, one memmove for each range beats a gather and a scatter by numpy."""
+_FEW_RANGES = 24
+"""Up to this many ranges of a span, a memmove for each costs less than setting up views."""
+_CHUNK_BYTES = 256 * 1024
+"""Rows gathered at once: few enough to be scattered from the processor's cache."""
 _FIRST_POLL_SECONDS = 0.00002
 _MAX_POLL_SECONDS = 0.002
 
@@ -66,14 +74,25 @@ class HostObjects:
     slots: IndexArray
     """[objects] slot of each object of the plan, in the plan's page order."""
     first_offset: int = 0
-    """Payload offset of a slot's first byte, for buffers that hold a part of an object."""
+    """Payload offset of a slot's first byte, for buffers that hold a part of an object.
+
+    Negative where something else stands in front of the payload, such as a header.
+    """
+
+    def __post_init__(self) -> None:
+        slots = as_index_array(self.slots, pool=self.span.label)
+        object.__setattr__(self, "slots", slots)
+        what = f"span {self.span.label!r}: first_offset"
+        object.__setattr__(self, "first_offset", as_integer(self.first_offset, what))
 
     def check(self, plan: TransferPlan) -> None:
         """Refuse a plan that does not fit.
 
         Raises:
             ContractError: the counts differ, a slot is out of bounds, or a range leaves its slot.
+            StalePoolError: the plan's memory was given up.
         """
+        plan.check_live()
         if len(plan.part_bytes) != 1 or len(self.slots) != plan.num_pages:
             msg = (
                 f"pool {plan.pool!r}: {plan.num_pages} pages of {len(plan.part_bytes)} objects "
@@ -123,19 +142,25 @@ class HostAccess(DeviceAccess):
 
     def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
         """See DeviceAccess."""
-        host.check(plan)
+        _check_host(plan, host)
         _copy(plan, host, to_host=True)
 
     def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
         """See DeviceAccess."""
-        host.check(plan)
+        _check_host(plan, host)
         _copy(plan, host, to_host=False)
 
 
+def _check_host(plan: TransferPlan, host: HostObjects) -> None:
+    host.check(plan)
+    for what, device in (("pool", plan.spans.device), ("slots", host.span.device)):
+        if device != "cpu":
+            msg = f"pool {plan.pool!r}: its {what} on {device} cannot be copied by the host; use that device's access"
+            raise ContractError(msg)
+
+
 def _copy(plan: TransferPlan, host: HostObjects, *, to_host: bool) -> None:
-    if not plan.num_pages:
-        return
-    if not plan.pages.contiguous:
+    if not plan.pages.contiguous or plan.num_pages <= _FEW_RANGES:
         _copy_ranges(plan, host, to_host=to_host)
         return
     for i in range(len(plan.spans.base)):
@@ -146,31 +171,29 @@ def _copy_span(plan: TransferPlan, host: HostObjects, i: int, *, to_host: bool) 
     """Copy one span's range of every page: all ranges have one size."""
     size = int(plan.range_bytes[i])
     rows, spans = plan.pages.page_rows, plan.spans
-    pool_base, pool_stride = int(spans.base[i]), int(spans.stride[i]) * rows
-    pages = plan.pages.row // rows
-    slot_base = host.span.base_ptr + int(spans.offset[i]) - host.first_offset
-    if size >= _LOOP_BYTES:
-        device = (pool_base + pages * pool_stride).tolist()
-        slots = (slot_base + host.slots * host.span.row_stride).tolist()
-        pairs = zip(slots, device, strict=True) if to_host else zip(device, slots, strict=True)
-        for target, source in pairs:
-            ctypes.memmove(target, source, size)
-        return
-    pool = _rows_view(pool_base, int(spans.span_rows[i]) // rows, size, pool_stride)
-    slot = _rows_view(slot_base, host.span.rows, size, host.span.row_stride)
-    if to_host:
-        slot[host.slots] = pool[pages]
+    pool = _Rows(
+        base=int(spans.base[i]),
+        stride=int(spans.stride[i]) * rows,
+        rows=int(spans.span_rows[i]) // rows,
+        index=plan.pages.row // rows,
+    )
+    slots = _Rows(
+        base=host.span.base_ptr + int(spans.offset[i]) - host.first_offset,
+        stride=host.span.row_stride,
+        rows=host.span.rows,
+        index=host.slots,
+    )
+    target, source = (slots, pool) if to_host else (pool, slots)
+    if (evenly := _as_slice(source.index)) is not None:
+        target.view(size)[target.index] = source.view(size)[evenly]  # one pass
+    elif size >= _LOOP_BYTES:
+        _move(target.addresses(), source.addresses(), repeat(size))
     else:
-        pool[pages] = slot[host.slots]
-
-
-def _rows_view(base: int, rows: int, size: int, stride: int) -> NDArray[np.void]:
-    length = (rows - 1) * stride + size
-    buffer = memoryview((ctypes.c_char * length).from_address(base)).cast("B")
-    return np.ndarray((rows,), dtype=np.dtype((np.void, size)), buffer=buffer, strides=(stride,))
+        _move_rows(target, source, size)
 
 
 def _copy_ranges(plan: TransferPlan, host: HostObjects, *, to_host: bool) -> None:
+    """Copy ranges of any sizes: many short ones of one size at once, the others one by one."""
     ranges = plan.expand()
     slots = (
         host.span.base_ptr
@@ -179,6 +202,58 @@ def _copy_ranges(plan: TransferPlan, host: HostObjects, *, to_host: bool) -> Non
         - host.first_offset
     )
     target, source = (slots, ranges.address) if to_host else (ranges.address, slots)
-    columns = zip(target.tolist(), source.tolist(), ranges.size.tolist(), strict=True)
-    for to, start, size in columns:
-        ctypes.memmove(to, start, size)
+    sizes, group, counts = np.unique(ranges.size, return_inverse=True, return_counts=True)
+    together = (counts > _FEW_RANGES) & (sizes < _LOOP_BYTES)
+    alone = ~together[group]
+    _move(target[alone], source[alone], ranges.size[alone].tolist())
+    for i in np.flatnonzero(together):
+        chosen = group == i
+        _move_rows(_Rows.at(target[chosen]), _Rows.at(source[chosen]), int(sizes[i]))
+
+
+def _move(target: IndexArray, source: IndexArray, sizes: Iterable[int]) -> None:
+    deque(map(ctypes.memmove, target.tolist(), source.tolist(), sizes), maxlen=0)
+
+
+def _move_rows(target: _Rows, source: _Rows, size: int) -> None:
+    """Gather and scatter in two passes, chunk by chunk."""
+    to, start = target.view(size), source.view(size)
+    step = _CHUNK_BYTES // size
+    for first in range(0, len(source.index), step):
+        chunk = slice(first, first + step)
+        to[target.index[chunk]] = start[source.index[chunk]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """Some of the rows that begin at every `stride` bytes from an address."""
+
+    base: int
+    stride: int
+    rows: int
+    index: IndexArray
+
+    @classmethod
+    def at(cls, addresses: IndexArray) -> _Rows:
+        """Return rows anywhere in memory: row i begins i bytes behind the lowest one."""
+        low = int(addresses.min())
+        count = int(addresses.max()) - low + 1
+        return cls(base=low, stride=1, rows=count, index=addresses - low)
+
+    def addresses(self) -> IndexArray:
+        return self.base + self.index * self.stride
+
+    def view(self, size: int) -> NDArray[np.void]:
+        """Return all rows as an array of `size` bytes each; only rows that are indexed are touched."""
+        length = (self.rows - 1) * self.stride + size
+        buffer = memoryview((ctypes.c_char * length).from_address(self.base)).cast("B")
+        kind = np.dtype((np.void, size))
+        return np.ndarray((self.rows,), dtype=kind, buffer=buffer, strides=(self.stride,))
+
+
+def _as_slice(index: IndexArray) -> slice | None:
+    """Return the slice that names the same rows in the same order, if there is one; of at least two."""
+    step = int(index[1] - index[0])
+    if step < 1 or (np.diff(index) != step).any():
+        return None
+    return slice(int(index[0]), int(index[-1]) + 1, step)

@@ -5,7 +5,7 @@ Everything that could restore a wrong byte is refused when an entry is made, or 
 
 from __future__ import annotations
 
-import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn
@@ -14,14 +14,16 @@ import numpy as np
 
 from kvlinker.description import IndexArray, IndexMap, RankAxis
 from kvlinker.errors import ContractError, StalePoolError
-from kvlinker.plans import LayerMetadata, PreparedPages, SpanColumns, TransferPlan
+from kvlinker.integers import as_integer
+from kvlinker.locations import PageSpace
+from kvlinker.plans import LayerMetadata, PoolLife, PreparedPages, SpanColumns, TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.transfers import as_index_array
 
 __all__ = ["DevicePoolEntry"]
 
-_SHOWN = 5
-"""Indices of a page that a message shows."""
+_MAX_PAGE_BYTES = 2**63 - 1
+"""Plans hold sizes and offsets as int64."""
 
 
 class DevicePoolEntry:
@@ -68,7 +70,7 @@ class DevicePoolEntry:
         """
         self.name = name
         self.indices_from_pool = indices_from_pool
-        self.page_size = page_size
+        self.page_size = as_integer(page_size, f"pool {name!r}: page_size", at_least=1)
         self.rows_are_pages = rows_are_pages
         self.packed = packed
         self.replicated = replicated
@@ -78,15 +80,19 @@ class DevicePoolEntry:
         self.fragmented = fragmented
         self._index_mapper = index_mapper
         self._components = tuple(tuple(component) for component in components)
-        self._stale = ""
+        self._life = PoolLife(f"pool {name!r}")
         self._check_names()
         self._check_components()
-        self.layer_mapping = MappingProxyType(
+        self.layer_mapping: Mapping[int, tuple[int, ...]] = MappingProxyType(
             {self._layer(key): self._positions(key, value) for key, value in layer_mapping.items()}
         )
         self._check_mapping(frozenset(shared_positions))
-        self._columns, self.part_bytes = self._layout()
+        self.part_bytes = self._part_bytes()
+        self._columns = SpanColumns.of_components(
+            self._components, page_rows=self.page_rows, packed=packed
+        )
         self._layer_columns = {layer: self._columns_of(layer) for layer in self.layer_mapping}
+        self._pages = self._page_space()
 
     # ---- checks -------------------------------------------------------------------------------
 
@@ -99,13 +105,6 @@ class DevicePoolEntry:
             msg = (
                 f"needs a name and a logical pool, got {self.name!r} and {self.indices_from_pool!r}"
             )
-            self._refuse(msg)
-        if (
-            isinstance(self.page_size, bool)
-            or not isinstance(self.page_size, int)
-            or self.page_size < 1
-        ):
-            msg = f"page_size must be an integer of at least 1, got {self.page_size!r}"
             self._refuse(msg)
         if self.replicated and self.rank_axes:
             names = [axis.name for axis in self.rank_axes]
@@ -122,6 +121,8 @@ class DevicePoolEntry:
             self._refuse(f"components must have equal span counts, got {counts}")
         for span in self.spans:
             self._check_span(span)
+        if len(devices := {span.device for span in self.spans}) > 1:
+            self._refuse(f"spans are on {sorted(devices)}; make one entry for each device")
 
     def _check_span(self, span: BufferSpan) -> None:
         if not span.rows:
@@ -138,46 +139,30 @@ class DevicePoolEntry:
             self._refuse(msg)
 
     def _layer(self, layer: object) -> int:
-        if isinstance(layer, bool) or not isinstance(layer, int | np.integer) or layer < 0:
-            self._refuse(f"layer ids are integers of at least 0, got {layer!r}")
-        return int(layer)
+        return as_integer(layer, f"pool {self.name!r}: a layer id", at_least=0)
 
-    def _positions(self, layer: int, value: int | Sequence[int]) -> tuple[int, ...]:
-        raw = value if isinstance(value, Sequence) else (value,)
-        count = len(self._components[0])
-        positions = []
-        for item in raw:
-            try:
-                position = operator.index(item)
-            except TypeError:
-                position = -1
-            if isinstance(item, bool | np.bool_) or not 0 <= position < count:
-                msg = f"layer {layer} maps position {item!r}, but there are {count} spans (0..{count - 1})"
-                self._refuse(msg)
-            positions.append(position)
+    def _positions(self, layer: object, value: object) -> tuple[int, ...]:
+        several = value if isinstance(value, Sequence | np.ndarray) else (value,)
+        last = len(self._components[0]) - 1
+        what = f"pool {self.name!r}: the span position that layer {layer} maps"
+        positions = tuple(as_integer(item, what, at_least=0, at_most=last) for item in several)
         if not positions or len(set(positions)) != len(positions):
             self._refuse(
-                f"layer {layer} must map distinct positions, at least one, got {positions}"
+                f"layer {layer} must map distinct positions, at least one, got {list(positions)}"
             )
-        return tuple(positions)
+        return positions
 
     def _check_mapping(self, shared: frozenset[int]) -> None:
-        mapped = [position for positions in self.layer_mapping.values() for position in positions]
+        users: Counter[int] = Counter()
+        for positions in self.layer_mapping.values():
+            users.update(positions)
         for position, span in enumerate(self._components[0]):
-            times = mapped.count(position)
-            if not times:
-                msg = (
-                    f"span {span.label!r} (position {position}) is mapped by no layer: "
-                    f"it would be stored and never loaded"
-                )
-                self._refuse(msg)
-            if times > 1 and position not in shared:
+            where = f"span {span.label!r} (position {position}) is mapped by"
+            if not users[position]:
+                self._refuse(f"{where} no layer: it would be stored and never loaded")
+            if users[position] > 1 and position not in shared:
                 layers = [la for la, ps in self.layer_mapping.items() if position in ps]
-                msg = (
-                    f"span {span.label!r} (position {position}) is mapped by layers {layers}; "
-                    f"declare it in shared_positions"
-                )
-                self._refuse(msg)
+                self._refuse(f"{where} layers {layers}; declare it in shared_positions")
 
     # ---- layout -------------------------------------------------------------------------------
 
@@ -203,29 +188,24 @@ class DevicePoolEntry:
         """Bytes of one page, over all its objects."""
         return sum(self.part_bytes)
 
-    def _layout(self) -> tuple[SpanColumns, tuple[int, ...]]:
-        offsets, parts, sizes = [], [], []
-        offset = 0
-        for part, component in enumerate(self._components):
-            if part and not self.packed:
-                sizes.append(offset)
-                offset = 0
-            for span in component:
-                offsets.append(offset)
-                parts.append(0 if self.packed else part)
-                offset += span.row_bytes * self.page_rows
-        sizes.append(offset)
-        spans = self.spans
-        columns = SpanColumns(
-            labels=tuple(span.label for span in spans),
-            base=np.array([span.base_ptr for span in spans], dtype=np.int64),
-            stride=np.array([span.row_stride for span in spans], dtype=np.int64),
-            row_bytes=np.array([span.row_bytes for span in spans], dtype=np.int64),
-            span_rows=np.array([span.rows for span in spans], dtype=np.int64),
-            offset=np.array(offsets, dtype=np.int64),
-            part=np.array(parts, dtype=np.int64),
+    def _part_bytes(self) -> tuple[int, ...]:
+        rows = self.page_rows
+        sizes = [sum(span.row_bytes * rows for span in part) for part in self._components]
+        if (total := sum(sizes)) > _MAX_PAGE_BYTES:
+            self._refuse(f"a page of {self.page_size} slots would have {total} B; check page_size")
+        return (total,) if self.packed else tuple(sizes)
+
+    def _page_space(self) -> PageSpace:
+        smallest = min(self.spans, key=lambda span: span.rows)
+        return PageSpace(
+            pool=self.name,
+            page_size=self.page_size,
+            page_rows=self.page_rows,
+            rows=smallest.rows,
+            smallest=smallest.label,
+            fragmented=self.fragmented and not self.rows_are_pages,
+            life=self._life,
         )
-        return columns.select(np.arange(len(spans))), tuple(sizes)
 
     def _columns_of(self, layer: int) -> SpanColumns:
         count = len(self._components[0])
@@ -246,21 +226,24 @@ class DevicePoolEntry:
             self.rows_are_pages,
             self.packed,
             self.value_format,
+            self.part_bytes,
             tuple(
                 tuple((span.label, span.row_bytes) for span in component)
                 for component in self.components
             ),
-            tuple(sorted(self.layer_mapping.items())),
+            tuple(sorted((la, tuple(sorted(ps))) for la, ps in self.layer_mapping.items())),
         )
 
     # ---- pages --------------------------------------------------------------------------------
 
     def translate_indices(self, indices: object) -> IndexArray:
-        """Return the pool's own slots for an engine's: int64 [slots].
+        """Return the pool's own slots for an engine's: int64 [slots], in memory of their own.
 
         Raises:
             ContractError: the indices are no slots, or the engine's translation changed their number.
+            StalePoolError: the memory was given up.
         """
+        self.check_live()
         slots = as_index_array(indices, pool=self.name)
         if self._index_mapper is None:
             return slots
@@ -281,57 +264,7 @@ class DevicePoolEntry:
             StalePoolError: the memory was given up.
         """
         self.check_live()
-        slots = as_index_array(indices, pool=self.name)
-        if len(slots) % self.page_size:
-            msg = f"got {len(slots)} indices, expected a multiple of the page size {self.page_size}"
-            self._refuse(msg)
-        if self.fragmented and not self.rows_are_pages:
-            self._check_slots(slots)
-            return PreparedPages.of_slots(self.name, slots, self.page_size)
-        numbers = self._page_numbers(slots)
-        return PreparedPages.of_starts(self.name, numbers * self.page_rows, self.page_rows)
-
-    def _page_numbers(self, slots: IndexArray) -> IndexArray:
-        pages = slots.reshape(-1, self.page_size)
-        numbers, within = np.divmod(pages[:, 0], self.page_size)
-        expected = numbers[:, None] * self.page_size + np.arange(self.page_size)
-        bad = np.flatnonzero((within != 0) | (pages != expected).any(axis=1))
-        if bad.size:
-            first = int(bad[0])
-            msg = (
-                f"page {first} of the request must be {self.page_size} consecutive slots from a multiple of "
-                f"{self.page_size}, got {_shorten(pages[first])}"
-            )
-            self._refuse(msg)
-        self._check_rows(numbers * self.page_rows, self.page_rows)
-        self._check_distinct(numbers, "page")
-        return numbers
-
-    def _check_slots(self, slots: IndexArray) -> None:
-        self._check_rows(slots, 1)
-        self._check_distinct(slots, "slot")
-
-    def _check_rows(self, first: IndexArray, count: int) -> None:
-        if not first.size:
-            return
-        low, high = int(first.min()), int(first.max()) + count
-        smallest = int(self._columns.span_rows.min())
-        if low >= 0 and high <= smallest:
-            return
-        row = low if low < 0 else high - count
-        label = self._columns.labels[int(self._columns.span_rows.argmin())]
-        msg = (
-            f"page {row // self.page_rows} (rows {row}..{row + count - 1}) is out of bounds of span {label!r} "
-            f"with {smallest} rows"
-        )
-        self._refuse(msg)
-
-    def _check_distinct(self, numbers: IndexArray, what: str) -> None:
-        values, counts = np.unique(numbers, return_counts=True)
-        if len(values) != len(numbers):
-            repeated = int(values[int(counts.argmax())])
-            msg = f"{what} {repeated} is named {int(counts.max())} times; two keys cannot share one place"
-            self._refuse(msg)
+        return self._pages.prepare(indices)
 
     # ---- plans --------------------------------------------------------------------------------
 
@@ -353,8 +286,8 @@ class DevicePoolEntry:
         if not isinstance(pages, PreparedPages):
             msg = f"plans take what prepare_locations returned, got {type(pages).__name__}"
             self._refuse(msg)
-        if pages.pool != self.name or pages.page_rows != self.page_rows:
-            self._refuse(f"the pages were prepared for pool {pages.pool!r}")
+        if pages.life is not self._life:
+            self._refuse(f"the pages were prepared by another entry, of pool {pages.pool!r}")
 
     def get_page_buffer_meta(self, indices: object) -> tuple[list[int], list[int]]:
         """Return flat lists of addresses and sizes, page by page, in SGLang 0.5.23's shape."""
@@ -377,12 +310,12 @@ class DevicePoolEntry:
     # ---- life time ----------------------------------------------------------------------------
 
     def check_live(self) -> None:
-        """Raise StalePoolError once the memory moved or was given up."""
-        if self._stale:
-            msg = (
-                f"pool {self.name!r}: {self._stale}; describe the pools again and build a new group"
-            )
-            raise StalePoolError(msg)
+        """Do nothing while the memory may be used.
+
+        Raises:
+            StalePoolError: the memory moved or was given up.
+        """
+        self._life.check()
 
     def verify(self) -> None:
         """Compare the spans' current addresses with the planned ones.
@@ -393,19 +326,12 @@ class DevicePoolEntry:
         for span in self.spans:
             try:
                 span.verify()
-            except StalePoolError as error:
-                self.retire(str(error))
+            except StalePoolError:
+                self.retire(f"the buffer of span {span.label!r} moved")
                 raise
 
     def retire(self, reason: str) -> None:
-        """Refuse every later use and let go of the memory's owners."""
-        self._stale = self._stale or reason
+        """Refuse every later use, of earlier plans too, and let go of the memory's owners."""
+        self._life.end(reason)
         self._components = ()
         self._index_mapper = None
-
-
-def _shorten(values: IndexArray) -> str:
-    if len(values) <= _SHOWN:
-        return str(values.tolist())
-    shown = ", ".join(str(value) for value in values[: _SHOWN - 1].tolist())
-    return f"[{shown}, ... {int(values[-1])}]"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kvlinker.description import RankAxis
 from kvlinker.errors import ContractError
+from kvlinker.integers import as_integer
 from kvlinker.transfers import PageKey
 
 __all__ = [
@@ -23,12 +24,16 @@ NAMESPACE_BYTES = 12
 """An object key begins with the digest of its namespace, so that listing and clearing can stay within it."""
 OBJECT_KEY_BYTES = 32
 """Length of an object key: 12 bytes of namespace, 20 bytes (160 bits) of everything."""
+_MAX_INTEGER_BITS = 256
+"""Ranks, sizes and layers are small; Python refuses to spell very long integers."""
 _MAX_SECRET_BYTES = 64
 """Longest key that BLAKE2b takes (RFC 7693)."""
 
 
 def encode_fields(value: object) -> bytes:
-    """Return an unambiguous encoding: a tag, the length, the bytes; tuples nest.
+    """Return an encoding that no other value has: a tag, a length, the bytes; tuples nest.
+
+    The encoding never changes: every stored key depends on it.
 
     Raises:
         ContractError: the value is not None, bool, int, str, bytes or a tuple of those.
@@ -38,6 +43,9 @@ def encode_fields(value: object) -> bytes:
     if isinstance(value, bool):
         return b"b\x01" if value else b"b\x00"
     if isinstance(value, int):
+        if value.bit_length() > _MAX_INTEGER_BITS:
+            msg = f"a key field must be an integer of at most {_MAX_INTEGER_BITS} bits, got {value.bit_length()}"
+            raise ContractError(msg)
         return _framed(b"i", str(value).encode("ascii"))
     if isinstance(value, str):
         return _framed(b"s", value.encode("utf-8", "surrogatepass"))
@@ -77,17 +85,20 @@ class KeyNamespace:
     """Keys the digest, so that a tenant's object names cannot be guessed from its text; up to 64 B."""
 
     def __post_init__(self) -> None:
+        for name, value in self.fields:
+            if value is not None and not isinstance(value, str):
+                msg = f"a namespace's {name} must be text, got {value!r}"
+                raise ContractError(msg)
         if not self.model_id or not self.producer:
             msg = f"a namespace needs a model id and a producer, got {self.model_id!r} and {self.producer!r}"
             raise ContractError(msg)
-        if len(self.secret) > _MAX_SECRET_BYTES:
-            msg = (
-                f"a namespace secret holds at most {_MAX_SECRET_BYTES} B, got {len(self.secret)} B"
-            )
+        # The secret itself never stands in a message.
+        if not isinstance(self.secret, bytes) or len(self.secret) > _MAX_SECRET_BYTES:
+            msg = f"a namespace secret must be at most {_MAX_SECRET_BYTES} bytes; hash a longer one first"
             raise ContractError(msg)
 
     @property
-    def fields(self) -> tuple[object, ...]:
+    def fields(self) -> tuple[tuple[str, str | None], ...]:
         """The fields in a fixed order, each under its name; a missing one differs from an empty one."""
         return (
             ("model_id", self.model_id),
@@ -127,26 +138,37 @@ class KeyBuilder:
             pool: physical pool.
             rank_axes: axes that the pool is sharded over; none for a replicated one.
             part: number of the component where a page is several objects.
+
+        Raises:
+            ContractError: a missing pool or fingerprint, an empty layer range, an axis named twice.
         """
         axes = tuple(sorted((axis.name, axis.rank, axis.size) for axis in rank_axes))
-        prefix = encode_fields(
-            (
-                "kvlinker.object/1",
-                namespace.fields,
-                fingerprint,
-                pool,
-                axes,
-                tuple(layer_range),
-                part,
-            )
-        )
+        if not pool or not isinstance(fingerprint, bytes) or not fingerprint:
+            msg = f"keys of pool {pool!r} need its name and the group's fingerprint, got {fingerprint!r}"
+            raise ContractError(msg)
+        if len({name for name, _, _ in axes}) != len(axes):
+            msg = f"keys of pool {pool!r}: an axis is named twice in {axes}"
+            raise ContractError(msg)
+        where = f"keys of pool {pool!r}"
+        start = as_integer(layer_range[0], f"{where}: first global layer", at_least=0)
+        end = as_integer(layer_range[1], f"{where}: end of global layers", at_least=start + 1)
+        number = as_integer(part, f"{where}: part", at_least=0)
+        fields = (namespace.fields, fingerprint, pool, axes, (start, end), number)
+        prefix = encode_fields(("kvlinker.object/1", fields))
         self._namespace = namespace.digest
         self._state = hashlib.blake2b(
             prefix, digest_size=OBJECT_KEY_BYTES - NAMESPACE_BYTES, key=namespace.secret
         )
 
     def object_key(self, page_key: PageKey) -> bytes:
-        """Return the 32-byte object key of a page."""
+        """Return the 32-byte object key of a page.
+
+        Raises:
+            ContractError: the page key is empty, or neither text nor bytes.
+        """
+        if not isinstance(page_key, str | bytes) or not page_key:
+            msg = f"a page key must be non-empty text or bytes, got {page_key!r}"
+            raise ContractError(msg)
         state = self._state.copy()
         state.update(encode_fields(page_key))
         return self._namespace + state.digest()

@@ -6,7 +6,7 @@ A plan holds one row per run of pool rows and one column per span, O(runs + span
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
@@ -14,9 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
-from kvlinker.errors import ContractError
+from kvlinker.errors import ContractError, StalePoolError
+from kvlinker.spans import BufferSpan
+from kvlinker.transfers import as_index_array
 
-__all__ = ["IOVEC", "LayerMetadata", "PreparedPages", "Ranges", "SpanColumns", "TransferPlan"]
+__all__ = [
+    "IOVEC",
+    "LayerMetadata",
+    "PoolLife",
+    "PreparedPages",
+    "Ranges",
+    "SpanColumns",
+    "TransferPlan",
+]
 
 LayerMetadata: TypeAlias = tuple[list[list[int]], list[list[int]], list[list[int]]]
 """Nested lists of addresses, sizes and object offsets, one inner list per object."""
@@ -25,15 +35,39 @@ IOVEC = np.dtype([("address", np.uint64), ("size", np.uint64)])
 """`struct iovec` of POSIX readv(2): base address and length."""
 
 
-def _frozen(values: NDArray[np.int64]) -> IndexArray:
+def _frozen(values: NDArray[np.int64] | Sequence[int]) -> IndexArray:
     array = np.array(values, dtype=np.int64)
     array.flags.writeable = False
     return array
 
 
+class PoolLife:
+    """Whether memory may still be used, shared by its owner and everything that was planned on it."""
+
+    __slots__ = ("_end", "_subject")
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._end = ""
+
+    def end(self, reason: str) -> None:
+        """Refuse every use from here on; the first reason stays."""
+        self._end = self._end or reason
+
+    def check(self) -> None:
+        """Do nothing while the memory may be used.
+
+        Raises:
+            StalePoolError: it ended; the message says why.
+        """
+        if self._end:
+            msg = f"{self._subject}: {self._end}; describe the pools again and build a new group"
+            raise StalePoolError(msg)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedPages:
-    """Pages of one entry whose indices were validated; only an entry makes one.
+    """Pages of one entry whose indices were validated; an entry takes only those it made itself.
 
     Runs are consecutive pool rows of one page; a contiguous page is a single run.
     """
@@ -52,9 +86,13 @@ class PreparedPages:
     """[runs] where the run begins within its page, in rows."""
     contiguous: bool
     """Whether every page is one run."""
+    life: PoolLife = field(repr=False)
+    """Of the entry that made the pages; after its end no plan on them can be used."""
 
     @classmethod
-    def of_starts(cls, pool: str, starts: IndexArray, page_rows: int) -> PreparedPages:
+    def of_starts(
+        cls, pool: str, starts: IndexArray, page_rows: int, *, life: PoolLife | None = None
+    ) -> PreparedPages:
         """Return contiguous pages that begin at the given rows."""
         count = len(starts)
         return cls(
@@ -66,10 +104,13 @@ class PreparedPages:
             rows=_frozen(np.full(count, page_rows)),
             first_row=_frozen(np.zeros(count, dtype=np.int64)),
             contiguous=True,
+            life=life or PoolLife(f"pool {pool!r}"),
         )
 
     @classmethod
-    def of_slots(cls, pool: str, slots: IndexArray, page_rows: int) -> PreparedPages:
+    def of_slots(
+        cls, pool: str, slots: IndexArray, page_rows: int, *, life: PoolLife | None = None
+    ) -> PreparedPages:
         """Return pages of scattered slots: adjacent slots of one page coalesce into runs."""
         within = np.arange(len(slots)) % page_rows
         breaks = np.ones(len(slots), dtype=bool)
@@ -84,16 +125,26 @@ class PreparedPages:
             rows=_frozen(np.diff(np.append(first, len(slots)))),
             first_row=_frozen(within[first]),
             contiguous=False,
+            life=life or PoolLife(f"pool {pool!r}"),
         )
 
     def select(self, pages: Sequence[int] | IndexArray) -> PreparedPages:
-        """Return some of the pages, by number, renumbered in the given order."""
-        chosen = np.asarray(pages, dtype=np.int64)
+        """Return some of the pages, by number, renumbered in the given order.
+
+        Raises:
+            ContractError: a number is no page of these, or is named twice.
+        """
+        chosen = as_index_array(pages, pool=self.pool)
         if chosen.size and (chosen.min() < 0 or chosen.max() >= self.num_pages):
             msg = f"pool {self.pool!r}: cannot select pages {chosen.tolist()} of {self.num_pages}"
             raise ContractError(msg)
+        if len(np.unique(chosen)) != len(chosen):
+            msg = f"pool {self.pool!r}: pages {chosen.tolist()} name one twice; two keys cannot share one place"
+            raise ContractError(msg)
         if self.contiguous:
-            return PreparedPages.of_starts(self.pool, self.row[chosen], self.page_rows)
+            return PreparedPages.of_starts(
+                self.pool, self.row[chosen], self.page_rows, life=self.life
+            )
         low, high = np.searchsorted(self.page, chosen), np.searchsorted(self.page, chosen, "right")
         counts = high - low
         runs = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
@@ -106,6 +157,7 @@ class PreparedPages:
             rows=_frozen(self.rows[runs]),
             first_row=_frozen(self.first_row[runs]),
             contiguous=False,
+            life=self.life,
         )
 
 
@@ -125,6 +177,37 @@ class SpanColumns:
     """[spans] where the span's bytes of a page begin in the object."""
     part: IndexArray
     """[spans] which of a page's objects holds the span; 0 where packed."""
+    device: str = "cpu"
+    """Where the spans are, in torch's notation."""
+
+    @classmethod
+    def of_components(
+        cls, components: Sequence[Sequence[BufferSpan]], *, page_rows: int, packed: bool
+    ) -> SpanColumns:
+        """Return the columns of an entry: component by component, span by span, on one device.
+
+        Packed: offsets run through all components. Not packed: each component is an object of its own.
+        """
+        offsets: list[int] = []
+        parts: list[int] = []
+        offset = 0
+        for part, component in enumerate(components):
+            offset = offset if packed else 0
+            for span in component:
+                offsets.append(offset)
+                parts.append(0 if packed else part)
+                offset += span.row_bytes * page_rows
+        spans = [span for component in components for span in component]
+        return cls(
+            labels=tuple(span.label for span in spans),
+            base=_frozen([span.base_ptr for span in spans]),
+            stride=_frozen([span.row_stride for span in spans]),
+            row_bytes=_frozen([span.row_bytes for span in spans]),
+            span_rows=_frozen([span.rows for span in spans]),
+            offset=_frozen(offsets),
+            part=_frozen(parts),
+            device=spans[0].device,
+        )
 
     def select(self, mask: NDArray[np.bool_] | NDArray[np.int64]) -> SpanColumns:
         """Return the spans that a mask or positions name."""
@@ -137,6 +220,7 @@ class SpanColumns:
             span_rows=_frozen(self.span_rows[chosen]),
             offset=_frozen(self.offset[chosen]),
             part=_frozen(self.part[chosen]),
+            device=self.device,
         )
 
 
@@ -218,8 +302,21 @@ class TransferPlan:
             pages=self.pages.select(pages), spans=self.spans, part_bytes=self.part_bytes
         )
 
+    def check_live(self) -> None:
+        """Do nothing while the memory may be used.
+
+        Raises:
+            StalePoolError: the entry was closed or its memory moved.
+        """
+        self.pages.life.check()
+
     def expand(self) -> Ranges:
-        """Return every range as int64 columns: page by page, component by component, span by span."""
+        """Return every range as int64 columns: page by page, component by component, span by span.
+
+        Raises:
+            StalePoolError: the entry was closed or its memory moved.
+        """
+        self.check_live()
         runs, spans = self.pages, self.spans
         shape = (len(runs.row), len(spans.base))
         address = spans.base + runs.row[:, None] * spans.stride

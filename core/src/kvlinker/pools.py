@@ -8,9 +8,17 @@ from types import MappingProxyType
 
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import ContractError, StalePoolError
+from kvlinker.integers import as_integer
 from kvlinker.keys import digest_fields
+from kvlinker.plans import PoolLife
 from kvlinker.spans import MemoryRegion, unique_regions
-from kvlinker.transfers import HitPolicy, PoolTransfer, Resolution, ResolutionStatus
+from kvlinker.transfers import (
+    HitPolicy,
+    PoolTransfer,
+    Resolution,
+    ResolutionStatus,
+    as_index_array,
+)
 
 __all__ = ["KV", "DevicePoolEntry", "DevicePoolGroup"]
 
@@ -45,13 +53,27 @@ class DevicePoolGroup:
             ContractError: a repeated name, a layer out of range, or page sizes in no known relation.
         """
         self.entries = tuple(entries)
-        self.num_layers = num_layers
-        self.page_size = page_size
+        names = [entry.name for entry in self.entries]
+        if not names or len(set(names)) != len(names):
+            msg = f"a group needs entries with distinct names, got {names}"
+            raise ContractError(msg)
+        self._what = f"group {names}"
+        self._life = PoolLife(self._what)
+        self.num_layers = as_integer(num_layers, f"{self._what}: num_layers", at_least=1)
+        self.page_size = as_integer(page_size, f"{self._what}: page_size", at_least=1)
         self.layout = layout
-        self.layer_range = layer_range or (0, num_layers)
-        self.page_multiples = MappingProxyType(dict(page_multiples or {}))
-        self._stale = ""
-        self._check()
+        self.layer_range = self._range(layer_range or (0, self.num_layers))
+        self.page_multiples: Mapping[str, int] = MappingProxyType(
+            {
+                pool: as_integer(multiple, f"{self._what}: page multiple of {pool!r}", at_least=1)
+                for pool, multiple in (page_multiples or {}).items()
+            }
+        )
+        if not layout:
+            msg = f"{self._what}: needs a layout with its version, such as dsa/1"
+            raise ContractError(msg)
+        for entry in self.entries:
+            self._check_entry(entry)
         self.entry_map: Mapping[str, DevicePoolEntry] = MappingProxyType(
             {entry.name: entry for entry in self.entries}
         )
@@ -61,23 +83,10 @@ class DevicePoolGroup:
         self.fingerprint = self._digest()
         """16 bytes that change with anything that determines the bytes of an object."""
 
-    def _check(self) -> None:
-        names = [entry.name for entry in self.entries]
-        if not names or len(set(names)) != len(names):
-            msg = f"a group needs entries with distinct names, got {names}"
-            raise ContractError(msg)
-        if self.num_layers < 1 or self.page_size < 1 or not self.layout:
-            msg = (
-                f"group {names}: needs num_layers and page_size of at least 1 and a layout name, "
-                f"got {self.num_layers}, {self.page_size}, {self.layout!r}"
-            )
-            raise ContractError(msg)
-        start, end = self.layer_range
-        if not 0 <= start < end:
-            msg = f"group {names}: layer_range [{start}, {end}) is empty or negative"
-            raise ContractError(msg)
-        for entry in self.entries:
-            self._check_entry(entry)
+    def _range(self, layers: tuple[int, int]) -> tuple[int, int]:
+        start = as_integer(layers[0], f"{self._what}: first global layer", at_least=0)
+        end = as_integer(layers[1], f"{self._what}: end of global layers", at_least=start + 1)
+        return start, end
 
     def _check_entry(self, entry: DevicePoolEntry) -> None:
         if outside := [layer for layer in entry.layer_mapping if layer >= self.num_layers]:
@@ -85,7 +94,7 @@ class DevicePoolGroup:
             raise ContractError(msg)
         multiple = self.page_multiples.get(entry.indices_from_pool, 1)
         is_slot_pool = entry.page_size == 1 and entry.indices_from_pool != KV
-        if multiple < 1 or (entry.page_size != self.page_size * multiple and not is_slot_pool):
+        if entry.page_size != self.page_size * multiple and not is_slot_pool:
             msg = (
                 f"pool {entry.name!r}: page size {entry.page_size} does not fit the group's {self.page_size} "
                 f"(times {multiple}); make them equal, or state the multiple in page_multiples"
@@ -98,7 +107,10 @@ class DevicePoolGroup:
             self.num_layers,
             self.page_size,
             tuple(sorted(self.page_multiples.items())),
-            tuple(entry.layout_fields() for entry in self.entries),
+            tuple(
+                entry.layout_fields()
+                for entry in sorted(self.entries, key=lambda entry: entry.name)
+            ),
         )
         return digest_fields("kvlinker.layout/1", fields, size=16)
 
@@ -124,7 +136,9 @@ class DevicePoolGroup:
         """Expand an engine's logical transfers to physical ones, in entry order.
 
         Slots are translated here, once. Entries fed from `kv` always get ALL_PAGES, whatever the
-        transfer says: a hole in the prefix itself cannot be restored around.
+        transfer says: a hole in the prefix itself cannot be restored around. A transfer for a pool that
+        no entry takes is named in `unused`: a stage may hold none of its layers, and even `kv` may have
+        no storage of its own.
 
         Args:
             transfers: at most one per logical pool; lookups carry keys alone.
@@ -132,38 +146,41 @@ class DevicePoolGroup:
             allow_missing_kv: go on without a `kv` transfer.
 
         Raises:
-            ContractError: two transfers of one pool, a pool that no entry takes, or key and page counts that differ.
+            ContractError: two transfers of one pool, or key and page counts that differ.
             StalePoolError: the memory was given up.
         """
         self.check_live()
         by_name = self._by_name(transfers)
-        needed = tuple(dict.fromkeys(self.sources.values()))
+        needed = tuple(dict.fromkeys((*self.sources.values(), KV)))
         missing = tuple(name for name in needed if name not in by_name)
+        absent = tuple(name for name in missing if name in self.sources.values())
+        unused = tuple(name for name in by_name if name not in self.sources.values())
         if not by_name:
             return Resolution((), ResolutionStatus.EMPTY, missing)
         if KV in missing and not allow_missing_kv:
             return Resolution((), ResolutionStatus.MISSING_KV, missing)
-        if missing and not allow_partial:
+        if absent and not allow_partial:
             return Resolution((), ResolutionStatus.MISSING_POOLS, missing)
         resolved = tuple(
             self._resolve(entry, by_name[entry.indices_from_pool])
             for entry in self.entries
             if entry.indices_from_pool in by_name
         )
-        status = ResolutionStatus.PARTIAL if missing else ResolutionStatus.COMPLETE
-        return Resolution(resolved, status, missing)
+        status = ResolutionStatus.PARTIAL if absent else ResolutionStatus.COMPLETE
+        return Resolution(resolved, status, missing, unused)
 
     def _by_name(self, transfers: Iterable[PoolTransfer]) -> dict[str, PoolTransfer]:
-        known = set(self.sources.values())
         by_name: dict[str, PoolTransfer] = {}
         for transfer in transfers:
-            if transfer.name not in known:
-                msg = f"no entry takes its indices from pool {transfer.name!r}; this group serves {sorted(known)}"
-                raise ContractError(msg)
             if transfer.name in by_name:
                 msg = f"pool {transfer.name!r}: two transfers for one logical pool; merge them"
                 raise ContractError(msg)
             by_name[transfer.name] = transfer
+            if not transfer.keys and transfer.device_indices is not None:
+                slots = as_index_array(transfer.device_indices, pool=transfer.name)
+                if len(slots):
+                    msg = f"pool {transfer.name!r}: 0 keys do not fit {len(slots)} slots; pass one key per page"
+                    raise ContractError(msg)
         return {name: transfer for name, transfer in by_name.items() if transfer.keys}
 
     def _resolve(self, entry: DevicePoolEntry, source: PoolTransfer) -> PoolTransfer:
@@ -182,10 +199,12 @@ class DevicePoolGroup:
     # ---- life time ----------------------------------------------------------------------------
 
     def check_live(self) -> None:
-        """Raise StalePoolError once the memory moved or the group was closed."""
-        if self._stale:
-            msg = f"this group is {self._stale}; describe the pools again and build a new group"
-            raise StalePoolError(msg)
+        """Do nothing while the memory may be used.
+
+        Raises:
+            StalePoolError: a buffer moved or the group was closed.
+        """
+        self._life.check()
 
     def verify(self) -> None:
         """Compare current addresses with the planned ones where owners are tensors.
@@ -194,18 +213,18 @@ class DevicePoolGroup:
             StalePoolError: a buffer moved; the whole group is unusable from here on.
         """
         self.check_live()
-        try:
-            for entry in self.entries:
+        for entry in self.entries:
+            try:
                 entry.verify()
-        except StalePoolError as error:
-            self._retire(f"stale: {error}")
-            raise
+            except StalePoolError:
+                self._retire(f"a buffer of pool {entry.name!r} moved")
+                raise
 
     def close(self) -> None:
         """Let go of the memory; every later use raises StalePoolError. Idempotent."""
-        self._retire("closed")
+        self._retire("the group was closed")
 
     def _retire(self, reason: str) -> None:
-        self._stale = self._stale or reason
+        self._life.end(reason)
         for entry in self.entries:
             entry.retire(reason)

@@ -6,13 +6,14 @@ A span keeps memory alive only through the owner of its region.
 
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvlinker.errors import ContractError, StalePoolError
+from kvlinker.integers import as_integer
 
 if TYPE_CHECKING:
     import torch
@@ -60,11 +61,13 @@ class MemoryRegion:
     """Where the owner said that its data was when the region was made."""
 
     def __post_init__(self) -> None:
-        if self.base_ptr <= 0 or self.size_bytes <= 0:
-            msg = (
-                f"a region needs a non-null address and at least one byte, got address "
-                f"{self.base_ptr:#x} and {self.size_bytes} B"
-            )
+        base = as_integer(self.base_ptr, "a region's base_ptr", at_least=1, at_most=_MAX_ADDRESS)
+        room = _MAX_ADDRESS - base
+        size = as_integer(self.size_bytes, "a region's size_bytes", at_least=1, at_most=room)
+        object.__setattr__(self, "base_ptr", base)
+        object.__setattr__(self, "size_bytes", size)
+        if not self.device:
+            msg = f"the region at {base:#x} needs a device, such as cpu or cuda:0"
             raise ContractError(msg)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -87,46 +90,34 @@ class BufferSpan:
     row_bytes: int
     """Bytes of data in a row; the rest of the stride is padding."""
     row_stride: int
-    """Bytes from one row to the next."""
+    """Bytes from one row to the next, at least `row_bytes`."""
     region: MemoryRegion | None = None
     """The allocation, where it is known."""
     label: str = ""
     """Name in messages and in the coverage check, unique within a description."""
 
     def __post_init__(self) -> None:
-        for name in ("base_ptr", "rows", "row_bytes", "row_stride"):
-            object.__setattr__(self, name, self._integer(name))
-        self._check_shape()
-        if self.rows:
-            self._check_place()
-
-    def _integer(self, name: str) -> int:
-        value: object = getattr(self, name)
-        if isinstance(value, bool):
-            msg = f"span {self.label!r}: {name} must be an integer, got {value}"
-            raise ContractError(msg)
-        try:
-            return operator.index(value)  # type: ignore[arg-type]  # refused below if it has no index
-        except TypeError as error:
-            msg = f"span {self.label!r}: {name} must be an integer, got {value!r}"
-            raise ContractError(msg) from error
-
-    def _check_shape(self) -> None:
-        if self.rows < 0 or self.row_bytes <= 0:
-            msg = (
-                f"span {self.label!r}: needs rows >= 0 and row_bytes > 0, "
-                f"got {self.rows} rows of {self.row_bytes} B"
-            )
-            raise ContractError(msg)
+        smallest = (
+            ("base_ptr", self.base_ptr, 0),
+            ("rows", self.rows, 0),
+            ("row_bytes", self.row_bytes, 1),
+            ("row_stride", self.row_stride, None),
+        )
+        for name, value, at_least in smallest:
+            what = f"span {self.label!r}: {name}"
+            number = as_integer(value, what, at_least=at_least, at_most=_MAX_ADDRESS)
+            object.__setattr__(self, name, number)
         if self.row_stride < self.row_bytes:
             msg = (
                 f"span {self.label!r}: rows overlap, stride {self.row_stride} B is less than "
                 f"row {self.row_bytes} B; pass the backing buffer, not an expanded or flipped view"
             )
             raise ContractError(msg)
+        if self.rows:
+            self._check_place()
 
     def _check_place(self) -> None:
-        if self.base_ptr <= 0 or self.end_ptr > _MAX_ADDRESS:
+        if not self.base_ptr or self.end_ptr > _MAX_ADDRESS:
             msg = (
                 f"span {self.label!r}: {self.rows} rows at address {self.base_ptr:#x} are no memory; "
                 f"meta tensors and freed buffers have no rows to move"
@@ -165,9 +156,7 @@ class BufferSpan:
         Raises:
             ContractError: the count is not positive, or the rows are padded, so that a group is not one range.
         """
-        if count < 1:
-            msg = f"span {self.label!r}: cannot group {count} rows; the count must be at least 1"
-            raise ContractError(msg)
+        count = as_integer(count, f"span {self.label!r}: rows in a group", at_least=1)
         if count == 1:
             return self
         if not self.is_dense:
@@ -192,38 +181,46 @@ class BufferSpan:
         region = self.region
         if region is None or region.owner_ptr is None:
             return
-        owner = region.owner
-        if isinstance(owner, AddressedOwner) and owner.data_ptr() != region.owner_ptr:
+        if not isinstance(region.owner, AddressedOwner):
+            return
+        now = _address_of(region.owner)
+        if now != region.owner_ptr:
+            place = "nowhere" if now is None else f"{now:#x}"
             msg = (
-                f"span {self.label!r}: its buffer moved from {region.owner_ptr:#x} to "
-                f"{owner.data_ptr():#x}; describe the pools again and build a new group"
+                f"span {self.label!r}: its buffer moved from {region.owner_ptr:#x} to {place}; "
+                f"describe the pools again and build a new group"
             )
             raise StalePoolError(msg)
 
     @classmethod
-    def from_tensor(cls, tensor: torch.Tensor, *, label: str = "") -> BufferSpan:
+    def from_tensor(
+        cls, tensor: torch.Tensor, *, label: str = "", owner: AddressedOwner | None = None
+    ) -> BufferSpan:
         """Return the span of a tensor: dimension 0 is the row, everything behind it must be dense.
 
         The tensor's own memory is described, never a copy of it.
+
+        Args:
+            tensor: [rows, ...] on any device that has memory.
+            label: name in messages.
+            owner: what `verify` asks for its address, where the engine holds another tensor of which
+                this one is a view, or may replace it; the tensor itself by default.
 
         Raises:
             ContractError: the tensor is strided inside a row, expanded, transposed, on the meta device,
                 or no plain memory.
         """
         _check_tensor(tensor, label)
-        item = tensor.element_size()
-        row_bytes = item
-        for size in tensor.shape[1:]:
-            row_bytes *= size
-        rows = tensor.shape[0]
-        # A single row has no next row: its stride carries no information and may be anything.
+        rows, item = tensor.shape[0], tensor.element_size()
+        row_bytes = math.prod(tensor.shape[1:]) * item
+        # One row has no next one: its stride carries no information and may be anything.
         stride = tensor.stride(0) * item if rows > 1 else row_bytes
         return cls(
-            base_ptr=tensor.data_ptr(),
+            base_ptr=_data_ptr(tensor, label) if rows else 0,
             rows=rows,
             row_bytes=row_bytes,
-            row_stride=stride if rows else row_bytes,
-            region=_tensor_region(tensor) if rows else None,
+            row_stride=stride,
+            region=_tensor_region(tensor, owner or tensor) if rows else None,
             label=label,
         )
 
@@ -231,33 +228,56 @@ class BufferSpan:
 def _check_tensor(tensor: torch.Tensor, label: str) -> None:
     import torch
 
-    shape, where = tuple(tensor.shape), f"span {label!r}"
-    if (
-        tensor.layout is not torch.strided
-        or tensor.is_conj()
-        or tensor.is_neg()
-        or tensor.is_quantized
-    ):
-        msg = f"{where}: a {tensor.layout} tensor of shape {shape} is no plain memory; pass its strided backing buffer"
+    where = f"span {label!r}"
+    if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_quantized:
+        msg = f"{where}: a {tensor.layout} {tensor.dtype} tensor is no plain memory; pass its strided backing buffer"
         raise ContractError(msg)
-    if tensor.device.type == "meta":
+    if tensor.is_conj() or tensor.is_neg():
+        msg = f"{where}: a lazily conjugated or negated view shows other values than its memory; resolve it first"
+        raise ContractError(msg)
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    if tensor.is_meta:
         msg = f"{where}: a meta tensor of shape {shape} has no memory; materialize it first"
         raise ContractError(msg)
-    if tensor.dim() == 0 or 0 in shape[1:]:
+    if not shape or 0 in shape[1:]:
         msg = f"{where}: shape {shape} has no rows of at least one byte; pass [rows, ...] with dense rows"
         raise ContractError(msg)
+    if not _is_dense(shape[1:], stride[1:]):
+        msg = (
+            f"{where}: shape {shape} with stride {stride} is strided inside a row; "
+            f"pass the backing buffer (a copy would move bytes that the engine never reads)"
+        )
+        raise ContractError(msg)
+
+
+def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     expected = 1
-    for size, stride in zip(reversed(shape[1:]), reversed(tensor.stride()[1:]), strict=True):
-        if size != 1 and stride != expected:
-            msg = (
-                f"{where}: shape {shape} with stride {tuple(tensor.stride())} is strided inside a row; "
-                f"pass the backing buffer (a copy would move bytes that the engine never reads)"
-            )
-            raise ContractError(msg)
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return False
         expected *= size
+    return True
 
 
-def _tensor_region(tensor: torch.Tensor) -> MemoryRegion:
+def _data_ptr(tensor: torch.Tensor, label: str) -> int:
+    address = _address_of(tensor)
+    if not address:
+        msg = (
+            f"span {label!r}: a {type(tensor).__name__} of shape {tuple(tensor.shape)} has no address; "
+            f"pass a tensor that owns memory"
+        )
+        raise ContractError(msg)
+    return address
+
+
+def _address_of(owner: AddressedOwner) -> int | None:
+    try:
+        return owner.data_ptr()
+    except RuntimeError:
+        return None  # fake and functional tensors, and torn-down ones, have no address to give
+
+
+def _tensor_region(tensor: torch.Tensor, owner: AddressedOwner) -> MemoryRegion:
     storage = tensor.untyped_storage()
     on_host = tensor.device.type == "cpu"
     return MemoryRegion(
@@ -265,9 +285,23 @@ def _tensor_region(tensor: torch.Tensor) -> MemoryRegion:
         size_bytes=storage.nbytes(),
         device=str(tensor.device),
         kind=MemoryKind.HOST if on_host else MemoryKind.DEVICE,
-        owner=tensor,
-        owner_ptr=tensor.data_ptr(),
+        owner=tensor if owner is tensor else _WatchedTensor(tensor, owner),
+        owner_ptr=owner.data_ptr(),
     )
+
+
+class _WatchedTensor:
+    """Keeps a view's memory alive and says where the engine's own buffer is."""
+
+    __slots__ = ("_owner", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor, owner: AddressedOwner) -> None:
+        self._tensor = tensor
+        self._owner = owner
+
+    def data_ptr(self) -> int:
+        """Return the address of the engine's buffer."""
+        return self._owner.data_ptr()
 
 
 def unique_regions(spans: Iterable[BufferSpan]) -> tuple[MemoryRegion, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, Self, TypeAlias, overload, runtime_checkable
@@ -54,7 +54,7 @@ class TensorIndices(Protocol):
 
 
 def as_index_array(indices: object, *, pool: str) -> IndexArray:
-    """Return slots as a one-dimensional int64 array on the host.
+    """Return slots as a one-dimensional int64 array on the host, in memory of its own.
 
     Args:
         indices: a numpy array, a tensor on any device, or a sequence of integers; integer dtype.
@@ -63,25 +63,40 @@ def as_index_array(indices: object, *, pool: str) -> IndexArray:
     Raises:
         ContractError: the dtype is bool, float or another, or there is not one dimension.
     """
-    if isinstance(indices, TensorIndices):
-        array = np.asarray(indices.detach().cpu().numpy())
-    elif isinstance(indices, np.ndarray | Sequence) and not isinstance(indices, str | bytes):
-        array = np.asarray(indices)
-    else:
-        msg = f"pool {pool!r}: indices must be an array, a tensor or a sequence, got {type(indices).__name__}"
-        raise ContractError(msg)
+    array = _as_array(indices, pool)
     if array.ndim != 1:
         msg = f"pool {pool!r}: indices must have one dimension, got shape {array.shape}"
         raise ContractError(msg)
-    if array.size == 0 and isinstance(indices, Sequence):
-        return np.empty(0, dtype=np.int64)
-    if not np.issubdtype(array.dtype, np.integer):
+    if array.dtype.kind not in "iu":
         msg = f"pool {pool!r}: indices must be integers, got dtype {array.dtype}; a mask or a float is no slot"
         raise ContractError(msg)
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
         msg = f"pool {pool!r}: index {int(array.max())} is no slot"
         raise ContractError(msg)
-    return array.astype(np.int64, copy=False)
+    return array.astype(np.int64)
+
+
+def _as_array(indices: object, pool: str) -> NDArray[np.generic]:
+    try:
+        if isinstance(indices, TensorIndices):
+            return np.asarray(indices.detach().cpu().numpy())
+        if isinstance(indices, np.ndarray):
+            return indices
+        if isinstance(indices, Sequence) and not isinstance(indices, str | bytes):
+            return _sequence_as_array(indices)
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = f"pool {pool!r}: a {type(indices).__name__} cannot be read as indices: {error}"
+        raise ContractError(msg) from error
+    msg = f"pool {pool!r}: indices must be an array, a tensor or a sequence, got {type(indices).__name__}"
+    raise ContractError(msg)
+
+
+def _sequence_as_array(indices: Sequence[object]) -> NDArray[np.generic]:
+    if not indices:
+        return np.empty(0, dtype=np.int64)
+    if any(isinstance(item, bool) for item in indices):
+        return np.asarray(indices, dtype=np.bool_)  # numpy would read True among integers as 1
+    return np.asarray(indices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,12 +112,23 @@ class PoolTransfer:
     hit_policy: HitPolicy = HitPolicy.ALL_PAGES
 
     def __post_init__(self) -> None:
+        where = f"pool {self.name!r}"
+        if not self.name:
+            msg = "a transfer needs the name of a logical pool, such as kv"
+            raise ContractError(msg)
+        if isinstance(self.keys, str | bytes) or not isinstance(self.keys, Iterable):
+            msg = f"{where}: keys must be a sequence of page keys, got {self.keys!r}"
+            raise ContractError(msg)
         object.__setattr__(self, "keys", tuple(self.keys))
-        object.__setattr__(self, "hit_policy", HitPolicy(self.hit_policy))
-        for key in self.keys:
-            if not isinstance(key, str | bytes) or not key:
-                msg = f"pool {self.name!r}: a page key must be non-empty text or bytes, got {key!r}"
-                raise ContractError(msg)
+        if bad := [key for key in self.keys if not isinstance(key, str | bytes) or not key]:
+            msg = f"{where}: a page key must be non-empty text or bytes, got {bad[0]!r}"
+            raise ContractError(msg)
+        try:
+            object.__setattr__(self, "hit_policy", HitPolicy(self.hit_policy))
+        except ValueError as error:
+            allowed = ", ".join(policy.value for policy in HitPolicy)
+            msg = f"{where}: {self.hit_policy!r} is no hit policy; use one of {allowed}"
+            raise ContractError(msg) from error
 
 
 class ResolutionStatus(Enum):
@@ -125,7 +151,9 @@ class Resolution(Sequence[PoolTransfer]):
     transfers: tuple[PoolTransfer, ...]
     status: ResolutionStatus
     missing: tuple[str, ...] = ()
-    """Logical pools that entries take their indices from and that no transfer named."""
+    """Logical pools that no transfer named with keys: those that entries take their indices from, and kv."""
+    unused: tuple[str, ...] = ()
+    """Logical pools that a transfer named and no entry takes its indices from."""
 
     @overload
     def __getitem__(self, index: int) -> PoolTransfer: ...
