@@ -2,6 +2,86 @@
 
 from __future__ import annotations
 
-from kvlinker.testing.memory_store import MemoryStore
+from kvlinker.testing.fault_access import CopyRecord, FaultAccess
+from kvlinker.testing.fault_store import FaultStore, StoreCallRecord
+from kvlinker.testing.faults import (
+    AnswerNone,
+    CopyHalf,
+    Evict,
+    FlipBytes,
+    Hang,
+    LandLate,
+    Lie,
+    Miscount,
+    Moment,
+    Raise,
+    Report,
+    Slow,
+    Tamper,
+    TamperableStore,
+    TamperKind,
+)
+from kvlinker.testing.gates import Gate, HostEvent
+from kvlinker.testing.memory_store import CapabilityChoices, MemoryStore
+from kvlinker.testing.patterns import PagePattern, page_keys
+from kvlinker.testing.pool_memory import (
+    CopyTiming,
+    HostMemory,
+    OpaqueAccess,
+    OpaqueMemory,
+    PoolMemory,
+)
+from kvlinker.testing.pools import FakePools, Family, PageFault, fake_group
+from kvlinker.testing.script import (
+    Answers,
+    Call,
+    Fault,
+    FaultedCall,
+    FaultScript,
+    Landing,
+    Rule,
+)
 
-__all__ = ["MemoryStore"]
+__all__ = [
+    "AnswerNone",
+    "Answers",
+    "Call",
+    "CapabilityChoices",
+    "CopyHalf",
+    "CopyRecord",
+    "CopyTiming",
+    "Evict",
+    "FakePools",
+    "Family",
+    "Fault",
+    "FaultAccess",
+    "FaultScript",
+    "FaultStore",
+    "FaultedCall",
+    "FlipBytes",
+    "Gate",
+    "Hang",
+    "HostEvent",
+    "HostMemory",
+    "LandLate",
+    "Landing",
+    "Lie",
+    "MemoryStore",
+    "Miscount",
+    "Moment",
+    "OpaqueAccess",
+    "OpaqueMemory",
+    "PageFault",
+    "PagePattern",
+    "PoolMemory",
+    "Raise",
+    "Report",
+    "Rule",
+    "Slow",
+    "StoreCallRecord",
+    "Tamper",
+    "TamperKind",
+    "TamperableStore",
+    "fake_group",
+    "page_keys",
+]
