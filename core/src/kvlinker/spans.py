@@ -220,7 +220,7 @@ class BufferSpan:
             rows=rows,
             row_bytes=row_bytes,
             row_stride=stride,
-            region=_tensor_region(tensor, owner or tensor) if rows else None,
+            region=_tensor_region(tensor, tensor if owner is None else owner) if rows else None,
             label=label,
         )
 
@@ -236,8 +236,9 @@ def _check_tensor(tensor: torch.Tensor, label: str) -> None:
         msg = f"{where}: a lazily conjugated or negated view shows other values than its memory; resolve it first"
         raise ContractError(msg)
     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-    if tensor.is_meta:
-        msg = f"{where}: a meta tensor of shape {shape} has no memory; materialize it first"
+    if not _has_storage(tensor):
+        kind = type(tensor).__name__
+        msg = f"{where}: a {kind} of shape {shape} on {tensor.device} has no memory; materialize it first"
         raise ContractError(msg)
     if not shape or 0 in shape[1:]:
         msg = f"{where}: shape {shape} has no rows of at least one byte; pass [rows, ...] with dense rows"
@@ -248,6 +249,14 @@ def _check_tensor(tensor: torch.Tensor, label: str) -> None:
             f"pass the backing buffer (a copy would move bytes that the engine never reads)"
         )
         raise ContractError(msg)
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    try:
+        # A fake tensor claims the device that it stands for; its storage tells.
+        return tensor.untyped_storage().device.type != "meta"
+    except RuntimeError:
+        return False  # batched tensors and other wrappers
 
 
 def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -274,7 +283,7 @@ def _address_of(owner: AddressedOwner) -> int | None:
     try:
         return owner.data_ptr()
     except RuntimeError:
-        return None  # fake and functional tensors, and torn-down ones, have no address to give
+        return None  # an owner that was torn down has no address to give
 
 
 def _tensor_region(tensor: torch.Tensor, owner: AddressedOwner) -> MemoryRegion:
