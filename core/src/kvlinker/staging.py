@@ -315,6 +315,7 @@ class StagedAccess(DeviceAccess, Generic[BufferT]):
         if self._closed:
             raise _closed(plan.pool)
         check()
+        plan.check_live()
 
     def close(self) -> None:
         """Stop what runs before its next chunk, wait for it and let go of the buffers. Idempotent."""
