@@ -42,14 +42,24 @@ class PoolExplanation:
         """Bytes that one token takes in the pool; for a pool of states, the bytes of one state."""
         return self.page_bytes / self.page_size
 
+    @property
+    def grows(self) -> bool:
+        """Whether every page of a prefix is needed, and not the last ones alone."""
+        return self.window is None and not self.holds_states
+
+    @property
+    def boundary_pages(self) -> int:
+        """Pages that a restorable boundary needs at its end; 0 where every page is needed anyway."""
+        if self.holds_states:
+            return 1
+        return 0 if self.window is None else -(-self.window // self.page_size)
+
     def restored_bytes(self, tokens: int) -> int:
         """Return the bytes that restoring a prefix of that many tokens moves: whole pages, the window's alone."""
         if self.holds_states:
             return self.page_bytes if tokens else 0
         pages = tokens // self.page_size
-        if self.window is not None:
-            pages = min(pages, -(-self.window // self.page_size))
-        return pages * self.page_bytes
+        return (pages if self.grows else min(pages, self.boundary_pages)) * self.page_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +80,12 @@ class Explanation:
     @property
     def bytes_per_token(self) -> float:
         """Bytes of one token over all pools that grow with the prefix."""
-        growing = (pool for pool in self.pools if pool.window is None and not pool.holds_states)
-        return sum(pool.bytes_per_token for pool in growing)
+        return sum(pool.bytes_per_token for pool in self.pools if pool.grows)
+
+    @property
+    def bytes_per_boundary(self) -> int:
+        """Bytes that a stored boundary takes beside its pages: windows and states at its end."""
+        return sum(pool.boundary_pages * pool.page_bytes for pool in self.pools)
 
     def restored_bytes(self, tokens: int) -> int:
         """Return the bytes that restoring a prefix of that many tokens moves, over all pools."""

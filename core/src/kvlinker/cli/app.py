@@ -1,0 +1,61 @@
+"""The commands together, as one program."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from kvlinker import __version__
+from kvlinker.cli.explain_command import explain_description
+from kvlinker.cli.plugins_command import show_plugins
+from kvlinker.cli.screen import screen
+
+__all__ = ["make_app", "run"]
+
+_SUMMARY = "Link the device KV pools of an LLM engine straight to an external KV store."
+_EXIT_CODES = (
+    "Exit codes: 0 all is well; 1 something is wrong, and the output says what; "
+    "2 the command could not be run, and the last line says why."
+)
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and exit."""
+    # What a command has to say of a plugin is in its output; the log would say it twice.
+    logging.basicConfig(level=logging.CRITICAL)
+    make_app()(arguments, prog_name="kvlinker")
+
+
+def make_app() -> typer.Typer:
+    """Return the program with all of its commands."""
+    app = typer.Typer(
+        help=_SUMMARY,
+        epilog=_EXIT_CODES,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    app.command("plugins")(show_plugins)
+    app.command("explain")(explain_description)
+    return app
+
+
+def _show_version(asked: bool) -> None:  # noqa: FBT001  # called by typer with the option's value
+    if asked:
+        screen().print(f"kvlinker {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    del version

@@ -1,0 +1,127 @@
+"""What the commands share: where they write, how they end, and how numbers read."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ParamSpec, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvlinker.errors import ContractError, KVLinkerError
+
+__all__ = [
+    "FOUND_A_PROBLEM",
+    "NOT_DONE",
+    "Json",
+    "amount",
+    "heading",
+    "plain_table",
+    "print_json",
+    "read_text",
+    "refuse",
+    "reporting_errors",
+    "screen",
+]
+
+FOUND_A_PROBLEM = 1
+"""Exit code of a command that did its work and found something wrong."""
+NOT_DONE = 2
+"""Exit code of a command that could not do its work: a wrong argument, a missing file, a refusal."""
+
+Json: TypeAlias = bool | int | float | str | list["Json"] | Mapping[str, "Json"] | None
+
+_P = ParamSpec("_P")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_STEP = 1024
+_WIDTH = 100
+
+
+def screen() -> Console:
+    """Return a console on the current standard output; text is shown as it is, never as markup.
+
+    It is as wide as the terminal, as COLUMNS says, or 100 columns where the output goes elsewhere.
+    """
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    width = None if known else _WIDTH
+    return Console(file=sys.stdout, width=width, markup=False, emoji=False, highlight=False)
+
+
+def print_json(form: Json) -> None:
+    """Write JSON to standard output, and nothing else."""
+    sys.stdout.write(json.dumps(form, indent=2, ensure_ascii=False) + "\n")
+
+
+def plain_table(*names: str, text: str = "", numbers: tuple[str, ...] = ()) -> Table:
+    """Return an empty table in which only the column `text`, the last one, is wrapped.
+
+    Args:
+        names: of the columns, whose values are short.
+        text: name of a column of sentences; none by default.
+        numbers: columns that are aligned to the right.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in names:
+        table.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
+    if text:
+        table.add_column(text, overflow="fold")
+    return table
+
+
+def heading(console: Console, text: str) -> None:
+    """Write a title with an empty line above it."""
+    console.print()
+    console.print(text, style="bold")
+
+
+def amount(size: float) -> str:
+    """Return bytes for people: whole bytes below one KiB, three digits or more above."""
+    unit = 0
+    while size >= _STEP and unit < len(_UNITS) - 1:
+        size /= _STEP
+        unit += 1
+    return f"{size:.0f} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+
+
+def refuse(text: str) -> typer.Exit:
+    """Write an error and return the exit to raise: the command could not do its work."""
+    sys.stderr.write(f"error: {text}\n")
+    return typer.Exit(NOT_DONE)
+
+
+def reporting_errors(command: Callable[_P, None]) -> Callable[_P, None]:
+    """Turn an error of kvlinker, or of the file system, into its text and an exit code; others are bugs."""
+
+    @functools.wraps(command)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except BrokenPipeError:
+            raise
+        except KVLinkerError as error:
+            raise refuse(str(error)) from error
+        except OSError as error:
+            text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            raise refuse(text) from error
+
+    return call
+
+
+def read_text(path: Path) -> str:
+    """Return a text file's content.
+
+    Raises:
+        OSError: it cannot be read.
+        ContractError: it is no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        msg = f"{path} is no UTF-8 text: {error}"
+        raise ContractError(msg) from error
