@@ -128,7 +128,11 @@ def available() -> tuple[PluginRecord, ...]:
     for name in _providers():
         with _damage_reported(name):
             records.extend(_records(name))
-    return tuple(sorted(records, key=lambda r: (r.name, normalize(r.distribution), r.kind.value)))
+    return tuple(sorted(records, key=_order))
+
+
+def _order(record: PluginRecord) -> tuple[str, str, str, str]:
+    return record.name, normalize(record.distribution), record.kind.value, record.module
 
 
 def _providers() -> tuple[str, ...]:
@@ -221,10 +225,15 @@ def plugin_not_found(
     if close and (close[0] != plain or any(record.name == plain for record in installed)):
         owners = [r.qualified_name for r in installed if r.name == close[0]]
         parts.append(f"did you mean {' or '.join(owners or close)}?")
-    names = sorted({record.name for record in installed})
+    names = sorted({_name_and_state(record) for record in installed})
     parts.append(f"installed: {', '.join(names) or 'none'}")
     target = plain if plain in official else close[0] if close else ""
     hints = [install_hint(kind, target) for kind in kinds]
     missing = not any(record.name == target for record in installed)
     parts.extend(f"try: {hint}" for hint in hints if hint and missing)
     return PluginNotFoundError("; ".join(parts))
+
+
+def _name_and_state(record: PluginRecord) -> str:
+    usable = record.status in {PluginStatus.AVAILABLE, PluginStatus.LOADED}
+    return record.name if usable else f"{record.name} ({record.status.value})"

@@ -140,11 +140,13 @@ def _rivals(record: PluginRecord, outcomes: Iterable[LoadOutcome]) -> tuple[Plug
 
 def _duplicate_error(rivals: Sequence[PluginRecord]) -> DuplicatePluginError:
     owners = ", ".join(f"{r.distribution} {r.version} ({r.module})" for r in rivals)
-    names = " or ".join(f"{record.qualified_name!r}" for record in rivals)
-    msg = (
-        f"{rivals[0].kind.value} plugin {rivals[0].name!r} is claimed by {owners}; ask for {names}, "
-        f"or list the other one in KVLINKER_DISABLED_PLUGINS"
+    names = sorted({repr(record.qualified_name) for record in rivals})
+    advice = (
+        f"ask for {' or '.join(names)}, or list the other one in KVLINKER_DISABLED_PLUGINS"
+        if len(names) > 1
+        else "its entry points must give the name once"
     )
+    msg = f"{rivals[0].kind.value} plugin {rivals[0].name!r} is claimed by {owners}; {advice}"
     return DuplicatePluginError(msg)
 
 

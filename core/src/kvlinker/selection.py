@@ -22,7 +22,7 @@ from kvlinker.errors import (
 )
 from kvlinker.hookspecs import StrategyMatch
 from kvlinker.installed import PluginKind, PluginRecord, PluginStatus, install_hint
-from kvlinker.plugins import ModelPlugin, one_line
+from kvlinker.plugins import ModelPlugin
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.registry import PluginRegistry
 
@@ -49,8 +49,10 @@ class Outcome(Enum):
     INCOMPLETE = "incomplete"
     """Its claim leaves something out, or names what is not there."""
     DECLINED = "declined"
+    REFUSED = "refused"
+    """It knows the family, and this cache is not one that it lays out."""
     FAILED = "failed"
-    """It raised, or answered with something that is no answer."""
+    """It raised something else, or answered with what is no answer."""
     UNUSABLE = "unusable"
     """It is broken, disabled or doubly claimed, and was not asked."""
 
@@ -107,7 +109,7 @@ def select_strategy(
     if tied:
         raise _ambiguous(tied, description)
     if not winners or winners[0].match is None:
-        raise _unsupported(verdicts, description, registry)
+        raise _unsupported(verdicts, description, registry, asked=strategy)
     plugin = registry.model(winners[0].record.qualified_name)
     if not plugin.can_build:
         msg = (
@@ -168,23 +170,21 @@ def describe_cache(
         AmbiguousStrategyError: several adapters describe it.
         PluginContractError: the description has another page size than was asked for.
     """
-    answers: list[tuple[PluginRecord, KVCacheDescription]] = []
-    failures: list[KVLinkerError] = []
+    answers: dict[PluginRecord, KVCacheDescription | None] = {}
+    failures: dict[PluginRecord, KVLinkerError] = {}
     for plugin in registry.engines():
         try:
-            answer = plugin.describe(engine, kv_cache, request)
+            answers[plugin.record] = plugin.describe(engine, kv_cache, request)
         except KVLinkerError as error:
-            failures.append(error)
-            continue
-        if answer is not None:
-            answers.append((plugin.record, answer))
-    if len(answers) > 1:
-        names = ", ".join(str(record) for record, _ in answers)
+            failures[plugin.record] = error
+    described = [(record, answer) for record, answer in answers.items() if answer is not None]
+    if len(described) > 1:
+        names = ", ".join(str(record) for record, _ in described)
         msg = f"several adapters describe this KV cache: {names}; disable all but one with KVLINKER_DISABLED_PLUGINS"
         raise AmbiguousStrategyError(msg)
-    if not answers:
+    if not described:
         raise _undescribed(engine, kv_cache, registry, failures)
-    return _of_page_size(*answers[0], request.page_size)
+    return _of_page_size(*described[0], request.page_size)
 
 
 def resolve_hybrid_device_pool_group(
@@ -219,14 +219,20 @@ def _verdict(plugin: ModelPlugin, description: KVCacheDescription) -> Verdict:
     try:
         match = plugin.match(description)
     except KVLinkerError as error:
-        is_named = isinstance(error, PluginError)
-        reason = str(error).removeprefix(f"{record}: ") if is_named else one_line(error)
-        return Verdict(record=record, outcome=Outcome.FAILED, reason=reason, error=error)
+        return _raised(record, error)
     if match is None:
         return Verdict(record=record, outcome=Outcome.DECLINED, reason="declined")
     if problem := claim_problem(match, description):
         return Verdict(record=record, outcome=Outcome.INCOMPLETE, reason=problem, match=match)
     return Verdict(record=record, outcome=Outcome.TIED, reason="takes the whole cache", match=match)
+
+
+def _raised(record: PluginRecord, error: KVLinkerError) -> Verdict:
+    if isinstance(error, PluginError):
+        outcome, reason = Outcome.FAILED, str(error).removeprefix(f"{record}: ")
+    else:
+        outcome, reason = Outcome.REFUSED, f"refuses it: {error}"
+    return Verdict(record=record, outcome=outcome, reason=reason, error=error)
 
 
 def _unusable(record: PluginRecord) -> Verdict:
@@ -276,10 +282,15 @@ def _placed(verdict: Verdict, above: Sequence[str], *, alone: bool) -> Verdict:
 
 
 def _unsupported(
-    verdicts: Sequence[Verdict], description: KVCacheDescription, registry: PluginRegistry
+    verdicts: Sequence[Verdict],
+    description: KVCacheDescription,
+    registry: PluginRegistry,
+    *,
+    asked: str | None,
 ) -> UnsupportedKVCacheError:
     roles = ", ".join(sorted(description.buffers))
-    lines = [f"no plugin takes this KV cache (family {description.family!r}, buffers {roles})"]
+    who = "no plugin takes" if asked is None else f"the strategy {asked!r} does not take"
+    lines = [f"{who} this KV cache (family {description.family!r}, buffers {roles})"]
     lines += [f"  {verdict}" for verdict in verdicts] or ["  no model plugin is installed"]
     lines += _hint(PluginKind.MODEL, description.family, registry)
     error = UnsupportedKVCacheError("\n".join(lines))
@@ -298,19 +309,27 @@ def _ambiguous(tied: Sequence[Verdict], description: KVCacheDescription) -> Ambi
 
 
 def _undescribed(
-    engine: str, kv_cache: object, registry: PluginRegistry, failures: Sequence[KVLinkerError]
+    engine: str,
+    kv_cache: object,
+    registry: PluginRegistry,
+    failures: Mapping[PluginRecord, KVLinkerError],
 ) -> UnsupportedKVCacheError:
     what = f"{type(kv_cache).__module__}.{type(kv_cache).__qualname__}"
-    lines = [f"no engine adapter describes a KV cache of {engine!r} ({what})"]
-    records = [record for record in registry.records if record.kind is PluginKind.ENGINE]
-    asked = [record for record in records if record.status is PluginStatus.LOADED]
-    lines += [f"  {record}: asked" for record in asked]
-    lines += [f"  failed: {one_line(error)}" for error in failures]
-    lines += [f"  {_unusable(record)}" for record in records if record not in asked]
+    lines = [f"no engine adapter describes this KV cache of {engine!r} ({what})"]
+    adapters = (record for record in registry.records if record.kind is PluginKind.ENGINE)
+    lines += [f"  {_undescribed_by(record, failures.get(record))}" for record in adapters]
     lines += _hint(PluginKind.ENGINE, engine, registry)
     error = UnsupportedKVCacheError("\n".join(lines))
-    error.__cause__ = next(iter(failures), None)
+    error.__cause__ = next(iter(failures.values()), None)
     return error
+
+
+def _undescribed_by(record: PluginRecord, error: KVLinkerError | None) -> Verdict:
+    if error is not None:
+        return _raised(record, error)
+    if record.status is PluginStatus.LOADED:
+        return Verdict(record=record, outcome=Outcome.DECLINED, reason="declined")
+    return _unusable(record)
 
 
 def _hint(kind: PluginKind, name: str, registry: PluginRegistry) -> list[str]:
