@@ -141,10 +141,10 @@ class CudaAccess(StagedAccess[DeviceStagingBuffer]):
             UnsupportedOperationError: a region is not on a CUDA device, not on the same one, or no tensor.
             StalePoolError: a tensor is no longer where its region was.
             ContractError: a page would not fit a buffer.
-            DeviceCopyError: there is no memory for the buffers.
+            DeviceCopyError: the device cannot be used, or there is no memory for the buffers.
         """
         regions = group.regions
-        self._streams = streams or CudaStreams(_cuda_device(regions))
+        self._streams = streams or _cuda_streams(regions)
         self._memory = tuple(_memory_of(region, self._streams.device) for region in regions)
         size = buffer_bytes_for(group, staging_bytes)
         try:
@@ -275,15 +275,19 @@ def _memory_of(region: MemoryRegion, device: torch.device) -> _DeviceMemory:
     return _DeviceMemory(base_ptr=region.base_ptr, content=content)
 
 
-def _cuda_device(regions: Sequence[MemoryRegion]) -> torch.device:
-    """Return the one CUDA device of all regions."""
+def _cuda_streams(regions: Sequence[MemoryRegion]) -> CudaStreams:
+    """Return streams of the one CUDA device of all regions."""
     devices = sorted({region.device for region in regions})
     if len(devices) != 1 or devices[0].partition(":")[0] != "cuda":
         msg = f"CudaAccess needs all pools on one CUDA device, got {devices}"
         raise UnsupportedOperationError(msg)
     import torch
 
-    return torch.device(devices[0])
+    try:
+        return CudaStreams(torch.device(devices[0]))
+    except RuntimeError as error:
+        msg = f"device {devices[0]!r} cannot be used: {error}"
+        raise DeviceCopyError(msg) from error
 
 
 class _NamedCopy:
