@@ -136,13 +136,16 @@ class Wavering:
     ("plugin", "problem"),
     [
         (Plugin(answer=silent), "declines the family 'two'"),
-        (Plugin(answer=partial), r"claims \['k'\] of \['index', 'k'\]"),
+        (Plugin(answer=partial), "matched, but leaves buffer 'index' out"),
         (Plugin(answer=Wavering()), "matches differently when asked again"),
         (Plugin(layouts=["two/1", "two/2"]), "gives another layout when asked again"),
-        (Plugin(answer=omits_what_it_uses), r"uses or omits span 'k\[0\]' 2 times"),
-        (Plugin(answer=omits_a_stranger), r"omits spans that were not described: \{'k\[9\]'\}"),
-        (Plugin(index_role="k"), r"uses or omits span 'index\[0\]' 0 times"),
-        (Plugin(keys_role="index"), r"uses or omits span 'index\[0\]' 2 times"),
+        (Plugin(answer=omits_what_it_uses), r"uses span 'k\[0\]' and omits the same"),
+        (
+            Plugin(answer=omits_a_stranger),
+            r"omits span 'k\[9\]', which the description does not have",
+        ),
+        (Plugin(index_role="k"), r"uses span 'k\[0\]' more than once"),
+        (Plugin(keys_role="index"), r"uses span 'index\[0\]' more than once"),
     ],
 )
 def test_a_wrong_plugin_is_told_what_is_wrong(plugin: Plugin, problem: str) -> None:
@@ -165,7 +168,7 @@ def test_a_span_that_was_never_described_is_found() -> None:
             )
             return super().build_direct_linker_pool_group(other)
 
-    with pytest.raises(AssertionError, match=r"spans that were not described: \{'stranger'\}"):
+    with pytest.raises(AssertionError, match="uses span 'stranger' in pool 'index', which was not"):
         check_strategy(Inventive(), description)
 
 

@@ -6,7 +6,6 @@ Each check raises AssertionError with what was wrong. None of them trusts the pl
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlinker.coverage import claim_problem, group_problem
 from kvlinker.description import KVCacheDescription
 from kvlinker.device import HostAccess, HostObjects
 from kvlinker.entries import DevicePoolEntry
@@ -22,12 +22,12 @@ from kvlinker.hookspecs import StrategyMatch
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.spans import BufferSpan
 
-__all__ = ["MadeUpMemory", "ModelPlugin", "PageRows", "check_round_trip", "check_strategy"]
+__all__ = ["MadeUpMemory", "ModelHooks", "PageRows", "check_round_trip", "check_strategy"]
 
 _POISON = 0xFF
 
 
-class ModelPlugin(Protocol):
+class ModelHooks(Protocol):
     """A module with the two hooks of a model plugin."""
 
     def match_kv_cache(self, description: KVCacheDescription) -> StrategyMatch | None:
@@ -63,39 +63,26 @@ class PageRows:
     """Rows of the described buffer in a page: page p begins at row p * rows."""
 
 
-def check_strategy(plugin: ModelPlugin, description: KVCacheDescription) -> DevicePoolGroup:
+def check_strategy(plugin: ModelHooks, description: KVCacheDescription) -> DevicePoolGroup:
     """Return the plugin's group after checking its claim, its purity and that no buffer is lost.
 
     Raises:
-        AssertionError: the match is not to the whole cache, asking twice gives two answers, or a span
-            that has rows is used not once and not omitted with a reason either.
+        AssertionError: the claim is not to the whole cache, asking twice gives two answers, or the group
+            is not exactly what was described and claimed.
     """
     match = plugin.match_kv_cache(description)
     if match is None:
-        msg = f"the plugin declines the family {description.family!r}"
+        msg = f"the plugin: declines the family {description.family!r}"
         raise AssertionError(msg)
-    roles = frozenset(description.buffers)
-    _require(match.buffers == roles, f"claims {sorted(match.buffers)} of {sorted(roles)}")
-    _require(plugin.match_kv_cache(description) == match, "matches differently when asked again")
+    _refuse(claim_problem(match, description))
+    if plugin.match_kv_cache(description) != match:
+        _refuse("matches differently when asked again")
     group = plugin.build_direct_linker_pool_group(description)
     again = plugin.build_direct_linker_pool_group(description)
-    _require(group.fingerprint == again.fingerprint, "gives another layout when asked again")
-    _check_labels(description, match, group)
+    if group.fingerprint != again.fingerprint:
+        _refuse("gives another layout when asked again")
+    _refuse(group_problem(group, match, description))
     return group
-
-
-def _check_labels(
-    description: KVCacheDescription, match: StrategyMatch, group: DevicePoolGroup
-) -> None:
-    used = Counter(span.label for entry in group.entries for span in entry.spans)
-    described = [span for spans in description.buffers.values() for span in spans]
-    filled = {span.label for span in described if span.rows}
-    _require(set(used) <= filled, f"uses spans that were not described: {set(used) - filled}")
-    for label in sorted(filled):
-        times = used[label] + (label in match.omitted)
-        _require(times == 1, f"uses or omits span {label!r} {times} times, expected once")
-    unknown = match.omitted.keys() - {span.label for span in described}
-    _require(not unknown, f"omits spans that were not described: {unknown}")
 
 
 def check_round_trip(
@@ -141,7 +128,8 @@ def check_round_trip(
             _give(entry, layer, moves, objects[entry.name])
     for label, array in memory.items():
         wrong = np.flatnonzero((array != expected[label]).any(axis=1))
-        _require(not wrong.size, f"span {label!r}: rows {wrong.tolist()} are not as expected")
+        if wrong.size:
+            _refuse(f"span {label!r}: rows {wrong.tolist()} are not as expected")
 
 
 def _memory_of(span: BufferSpan) -> NDArray[np.uint8]:
@@ -209,7 +197,8 @@ def _host(objects: NDArray[np.uint8]) -> HostObjects:
     return HostObjects(span=span, slots=np.arange(count, dtype=np.int64))
 
 
-def _require(held: object, problem: str) -> None:
-    if not held:
-        msg = f"the plugin {problem}"
+def _refuse(problem: str) -> None:
+    """Raise what is wrong; an empty text is nothing."""
+    if problem:
+        msg = f"the plugin: {problem}"
         raise AssertionError(msg)
