@@ -1,0 +1,120 @@
+"""The model plugins together: each cache has exactly one strategy, and every other one says why not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvlinker.description import (
+    IndexerKind,
+    KVCacheDescription,
+    LayerFacts,
+    LogicalPool,
+)
+from kvlinker.discovery import load_plugins
+from kvlinker.errors import UnsupportedKVCacheError
+from kvlinker.installed import PluginKind
+from kvlinker.registry import PluginRegistry
+from kvlinker.selection import Outcome, build_group, judge, select_strategy
+from kvlinker.testing.strategies import MadeUpMemory
+
+PAGE, PAGES = 128, 4
+SLOTS = PAGE * PAGES
+KV = LogicalPool(name="kv", page_size=PAGE)
+
+
+@pytest.fixture(scope="module")
+def registry() -> PluginRegistry:
+    return load_plugins(environ={}, kinds=[PluginKind.MODEL])
+
+
+def cache(
+    family: str, buffers: dict[str, list[tuple[int, int]]], **facts: int | str
+) -> KVCacheDescription:
+    """Describe a cache of two layers; a buffer is its rows and the bytes of one."""
+    span = MadeUpMemory().span
+    return KVCacheDescription(
+        family=family,
+        page_size=PAGE,
+        buffers={
+            role: tuple(span(rows, row_bytes) for rows, row_bytes in shapes)
+            for role, shapes in buffers.items()
+        },
+        layers=tuple(
+            LayerFacts(layer=i, global_layer=i, indexer=IndexerKind.OWN) for i in range(2)
+        ),
+        logical_pools=(KV,),
+        facts=facts,
+    )
+
+
+def caches() -> dict[str, KVCacheDescription]:
+    """Return one cache for each plugin, under the plugin's name."""
+    return {
+        "mha": cache(
+            "mha",
+            {"k": [(SLOTS, 256)] * 2, "v": [(SLOTS, 256)] * 2},
+            kv_layout="token_major",
+            kv_format="bf16",
+            kv_scaled=0,
+        ),
+        "mla": cache("mla", {"latent": [(SLOTS, 1152)] * 2}, kv_format="bf16"),
+        "dsa": cache(
+            "dsa",
+            {"kv": [(SLOTS, 1152)] * 2, "index_k": [(PAGES, PAGE * 132)] * 2},
+            kv_format="bf16",
+            index_format="fp8_e4m3fn_fp32_scale",
+        ),
+        "deepseek_v4": replace(
+            cache(
+                "deepseek_v4",
+                {"swa_kv": [(PAGES, 74_880)] * 2},
+                kv_format="fp8_e4m3fn_ue8m0",
+                indexer_format="fp8_fused",
+                state_ring_rows=8,
+                state_format="fp32",
+                swa_page_size=PAGE,
+                swa_physical_page_size=PAGE,
+                unified_kv=0,
+                hisparse=0,
+                c128_state_persistent=0,
+            ),
+            logical_pools=(KV, LogicalPool(name="swa", page_size=PAGE, window=128)),
+        ),
+        "example": cache(
+            "example_blocks", {"blocks": [(8, 64)] * 2}, kv_format="bf16", block_size=64
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["mha", "mla", "dsa", "deepseek_v4", "example"])
+def test_s3_every_family_has_one_strategy_and_the_others_decline(
+    registry: PluginRegistry, name: str
+) -> None:
+    description = caches()[name]
+
+    outcomes = {verdict.record.name: verdict.outcome for verdict in judge(description, registry)}
+    group = build_group(select_strategy(description, registry), description)
+
+    assert outcomes.pop(name) is Outcome.SELECTED
+    assert set(outcomes.values()) == {Outcome.DECLINED}
+    assert len(group.entries) >= 1
+
+
+def test_s1_an_index_beside_a_latent_cache_is_taken_by_nobody(registry: PluginRegistry) -> None:
+    description = caches()["mla"]
+    index = caches()["dsa"].buffers["index_k"]
+    both = replace(description, buffers={**description.buffers, "index_k": index})
+
+    with pytest.raises(UnsupportedKVCacheError, match=r"buffers \['index_k'\] are unknown here"):
+        select_strategy(both, registry)
+
+
+def test_s3_a_refusal_reaches_the_reader_with_its_numbers(registry: PluginRegistry) -> None:
+    description = replace(caches()["dsa"], page_size=64)
+
+    with pytest.raises(
+        UnsupportedKVCacheError, match="pages of 128 slots and the prefix tree pages of 64"
+    ):
+        select_strategy(description, registry)
