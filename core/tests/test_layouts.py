@@ -31,7 +31,8 @@ from kvlinker.layouts import (
     text_fact,
 )
 from kvlinker.spans import BufferSpan
-from kvlinker.testing.strategies import MadeUpMemory
+from kvlinker.testing.pool_memory import HostMemory
+from kvlinker.testing.strategies import MadeUpMemory, PageRows, check_round_trip
 
 PAGE = 4
 
@@ -273,3 +274,31 @@ def test_roles_that_ranks_hold_differently_are_not_put_in_one_entry() -> None:
             rows_are_pages=False,
             value_format="bf16",
         )
+
+
+def test_b01_a_row_in_two_buffers_is_one_entry_and_all_640_bytes_come_back() -> None:
+    memory = HostMemory()
+    values, rope = (
+        memory.allocate(8, size, label=name) for name, size in (("nope", 512), ("rope", 128))
+    )
+    description = replace(
+        describe({"nope": (values,), "rope": (rope,)}, layers=1),
+        page_size=1,
+        logical_pools=(LogicalPool(name="kv", page_size=1),),
+    )
+    entry = pool_entry(
+        description,
+        name="unified",
+        indices_from_pool="kv",
+        roles=["nope", "rope"],
+        components=[[values], [rope]],
+        layer_mapping={0: 0},
+        rows_are_pages=True,
+        value_format="fp8",
+    )
+    group = pool_group(description, [entry], layout="plain/1")
+
+    rows = {"nope": PageRows("kv", 1), "rope": PageRows("kv", 1)}
+    check_round_trip(group, description, rows, {"kv": {2: 5}})
+
+    assert entry.page_bytes == 640

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
 from kvlinker.description import KVCacheDescription, LayerFacts, LogicalPool
@@ -13,24 +12,13 @@ from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import ContractError
 from kvlinker.hookspecs import StrategyMatch
 from kvlinker.pools import DevicePoolGroup
-from kvlinker.spans import BufferSpan, MemoryRegion
+from kvlinker.spans import BufferSpan
+from kvlinker.testing.pool_memory import HostMemory
 from kvlinker.testing.strategies import MadeUpMemory, PageRows, check_round_trip, check_strategy
 
 PAGE, PAGES = 2, 5
 PAGE_ROWS = {"k": PageRows("kv", PAGE), "index": PageRows("kv", 1)}
 Answer = Callable[[KVCacheDescription], StrategyMatch | None]
-
-
-def real_span(rows: int, row_bytes: int) -> BufferSpan:
-    array = np.zeros((rows, row_bytes), dtype=np.uint8)
-    region = MemoryRegion(base_ptr=array.ctypes.data, size_bytes=array.nbytes, owner=array)
-    return BufferSpan(
-        base_ptr=region.base_ptr,
-        rows=rows,
-        row_bytes=row_bytes,
-        row_stride=row_bytes,
-        region=region,
-    )
 
 
 def describe(span: Callable[[int, int], BufferSpan]) -> KVCacheDescription:
@@ -88,7 +76,7 @@ class Plugin:
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_right_plugin_passes_both_checks(*, packed: bool) -> None:
-    description = describe(real_span)
+    description = describe(HostMemory().allocate)
 
     group = check_strategy(Plugin(packed=packed), description)
     check_round_trip(group, description, PAGE_ROWS, {"kv": {0: 3, 3: 0, 4: 1}})
@@ -173,7 +161,7 @@ def test_a_span_that_was_never_described_is_found() -> None:
 
 
 def test_a_page_that_is_looked_for_in_the_wrong_rows_is_found() -> None:
-    description = describe(real_span)
+    description = describe(HostMemory().allocate)
     group = Plugin().build_direct_linker_pool_group(description)
     wrong = PAGE_ROWS | {"k": PageRows("kv", 1)}
 
@@ -182,7 +170,7 @@ def test_a_page_that_is_looked_for_in_the_wrong_rows_is_found() -> None:
 
 
 def test_a_span_that_must_stay_as_it_is_is_not_written() -> None:
-    description = describe(real_span)
+    description = describe(HostMemory().allocate)
     group = Plugin().build_direct_linker_pool_group(description)
 
     with pytest.raises(AssertionError, match=r"span 'index\[0\]': rows \[3\] are not as expected"):
