@@ -6,13 +6,18 @@ import gc
 import logging
 import sys
 import weakref
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 from fake_site import ENGINE, MODEL, STORE, FakeSite
 
+from kvlinker import hookspecs
+from kvlinker.description import DescribeRequest, KVCacheDescription, LayerFacts
 from kvlinker.discovery import (
     PluginKind,
+    PluginRecord,
+    PluginRegistry,
     PluginStatus,
     inspect_plugin,
     load_modules,
@@ -29,6 +34,15 @@ from kvlinker.errors import (
     UnsupportedOperationError,
 )
 from kvlinker.hookspecs import PluginInfo, StrategyMatch
+from kvlinker.registry import LoadOutcome
+
+DESCRIPTION = KVCacheDescription(
+    family="x",
+    page_size=1,
+    buffers={},
+    layers=(LayerFacts(layer=0, global_layer=0),),
+    logical_pools=(),
+)
 
 
 def install_broken(site: FakeSite, source: str) -> None:
@@ -370,6 +384,25 @@ def test_inspecting_one_plugin_says_what_became_of_it(site: FakeSite) -> None:
     assert inspect_plugin(good).status is PluginStatus.LOADED
 
 
+def test_s5_a_broken_plugin_without_a_traceback_is_an_error_without_a_note() -> None:
+    record = PluginRecord(
+        name="x",
+        kind=PluginKind.MODEL,
+        distribution="fake-x",
+        version="1.0",
+        module="fake_x",
+        status=PluginStatus.BROKEN,
+        reason="it hangs",
+    )
+
+    with pytest.raises(
+        BrokenPluginError, match=r"'x' \(fake-x 1\.0\) is broken: it hangs"
+    ) as caught:
+        PluginRegistry([LoadOutcome(record=record)]).model("x")
+
+    assert not hasattr(caught.value, "__notes__")
+
+
 # ---- stores -----------------------------------------------------------------------------------
 
 
@@ -478,7 +511,7 @@ def test_modules_at_hand_make_a_registry_without_being_installed() -> None:
     assert registry.get(PluginKind.MODEL, "m").name == "m"
     assert registry.get(PluginKind.STORE, "fake_s:s").name == "s"
     assert registry.get(PluginKind.ENGINE, "e").name == "e"
-    assert str(registry.records[0]) == "model plugin 'm' (fake_m as a module)"
+    assert str(registry.records[0]) == "engine plugin 'e' (fake_e as a module)"
 
 
 def test_s8_a_module_at_hand_that_breaks_the_api_is_an_error_at_once() -> None:
@@ -486,11 +519,27 @@ def test_s8_a_module_at_hand_that_breaks_the_api_is_an_error_at_once() -> None:
         load_modules(models={"m": module("fake_m", MODEL.replace("_kv_cache", "_kv_cach"))})
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        hookspecs.describe_plugin,
+        lambda: hookspecs.describe_kv_cache("x", None, DescribeRequest(page_size=1)),
+        lambda: hookspecs.match_kv_cache(DESCRIPTION),
+        lambda: hookspecs.build_direct_linker_pool_group(DESCRIPTION),
+        lambda: hookspecs.open_store({}),
+    ],
+    ids=["describe_plugin", "describe_kv_cache", "match_kv_cache", "build", "open_store"],
+)
+def test_s8_a_hook_s_specification_is_no_implementation(call: Callable[[], object]) -> None:
+    with pytest.raises(NotImplementedError):
+        call()
+
+
 def test_a_hook_that_is_not_implemented_is_an_unsupported_operation() -> None:
     plugin = load_modules(models={"m": module("fake_m", MODEL)}).model("m")
 
     with pytest.raises(UnsupportedOperationError, match="does not implement build_direct"):
-        plugin.build(None)  # type: ignore[arg-type]  # never looked at
+        plugin.build(DESCRIPTION)
 
 
 # ---- what a plugin says -----------------------------------------------------------------------

@@ -67,7 +67,7 @@ def _frame_problems(group: DevicePoolGroup, description: KVCacheDescription) -> 
     )
     for what, built, described in pairs:
         if built != described:
-            yield f"made a group of {what} {built}, but the description says {described}"
+            yield f"made a group whose {what} is {built}, but the description says {described}"
 
 
 def _roles(description: KVCacheDescription) -> dict[str, tuple[str, BufferSpan]]:
@@ -89,16 +89,27 @@ def _entry_problems(
         known = [pool.name for pool in description.logical_pools]
         yield f"takes indices {where} from {entry.indices_from_pool!r}, but the engine allocates from {known}"
     for span in entry.spans:
-        if span.label not in roles:
+        if span.label in roles:
+            role, original = roles[span.label]
+            yield from _span_problems(span, original, where)
+            yield from _rank_problems(entry, role, description)
+        else:
             yield f"uses span {span.label!r} {where}, which was not described"
-            continue
-        role, original = roles[span.label]
-        if not _is_regrouped(span, original):
-            yield f"altered span {span.label!r} {where}: {_shape(original)} became {_shape(span)}"
-        # Ranks that hold different bytes under one key would load each other's.
-        if lacking := set(description.replication.axes_of(role)) - set(entry.rank_axes):
-            axes = ", ".join(f"{axis.name} {axis.rank}/{axis.size}" for axis in lacking)
-            yield f"keeps {role!r} {where} without the rank axes {axes} that it is sharded over"
+
+
+def _span_problems(span: BufferSpan, original: BufferSpan, where: str) -> Iterator[str]:
+    if not _is_regrouped(span, original):
+        yield f"altered span {span.label!r} {where}: {_shape(original)} became {_shape(span)}"
+
+
+def _rank_problems(
+    entry: DevicePoolEntry, role: str, description: KVCacheDescription
+) -> Iterator[str]:
+    # Ranks that hold different bytes under one key would load each other's.
+    lacking = [a for a in description.replication.axes_of(role) if a not in entry.rank_axes]
+    if lacking:
+        axes = ", ".join(f"{axis.name} {axis.rank}/{axis.size}" for axis in lacking)
+        yield f"keeps {role!r} in pool {entry.name!r} without the rank axes {axes} that it is sharded over"
 
 
 def _is_regrouped(span: BufferSpan, original: BufferSpan) -> bool:

@@ -111,6 +111,10 @@ class PluginRecord:
         """The name that no other distribution can claim: `distribution:name`."""
         return f"{self.distribution}:{self.name}"
 
+    def order(self) -> tuple[str, str, str, str]:
+        """Return what plugins are sorted by: name and distribution, never the order on disk."""
+        return self.name, normalize(self.distribution), self.kind.value, self.module
+
     def answers_to(self, name: str) -> bool:
         """Return whether `name` means this plugin: its name, or `distribution:name`."""
         distribution, _, plain = name.rpartition(":")
@@ -128,11 +132,7 @@ def available() -> tuple[PluginRecord, ...]:
     for name in _providers():
         with _damage_reported(name):
             records.extend(_records(name))
-    return tuple(sorted(records, key=_order))
-
-
-def _order(record: PluginRecord) -> tuple[str, str, str, str]:
-    return record.name, normalize(record.distribution), record.kind.value, record.module
+    return tuple(sorted(records, key=PluginRecord.order))
 
 
 def _providers() -> tuple[str, ...]:

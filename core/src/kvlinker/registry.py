@@ -36,7 +36,8 @@ class PluginRegistry:
     """The plugins of one process: the loaded ones to call, and all others with the reason why not."""
 
     def __init__(self, outcomes: Iterable[LoadOutcome]) -> None:
-        self._outcomes = tuple(_marked(tuple(outcomes)))
+        ordered = sorted(outcomes, key=lambda outcome: outcome.record.order())
+        self._outcomes = tuple(_marked(tuple(ordered)))
 
     @property
     def records(self) -> tuple[PluginRecord, ...]:
