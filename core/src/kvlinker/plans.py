@@ -347,18 +347,14 @@ class TransferPlan:
         columns = (ranges.address, ranges.size, ranges.offset)
         count = len(self.spans.base)
         if self.pages.contiguous:
-            per_list = count if packed else 1
-            address, size, offset = (column.reshape(-1, per_list).tolist() for column in columns)
+            shape = (self.num_pages, count) if packed else (self.num_pages * count, 1)
+            address, size, offset = (column.reshape(shape).tolist() for column in columns)
             return address, size, offset
-        group = ranges.page if packed else ranges.page * count + self._span_of_range()
-        cuts = np.flatnonzero(np.diff(group)) + 1
+        runs = np.bincount(self.pages.page, minlength=self.num_pages)
+        lengths = runs * count if packed else np.repeat(runs, count)
+        ends = np.cumsum(lengths)
+        cuts = list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
         address, size, offset = (
-            [piece.tolist() for piece in np.split(column, cuts) if piece.size] for column in columns
+            [column[start:end].tolist() for start, end in cuts] for column in columns
         )
         return address, size, offset
-
-    def _span_of_range(self) -> IndexArray:
-        """[ranges] which span each expanded range of scattered pages belongs to."""
-        runs = np.bincount(self.pages.page, minlength=self.num_pages)
-        count = len(self.spans.base)
-        return np.concatenate([np.arange(0), *(np.repeat(np.arange(count), n) for n in runs)])
