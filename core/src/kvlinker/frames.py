@@ -125,7 +125,7 @@ class FrameStatus(IntEnum):
 
     INTACT = 0
     FOREIGN = 1
-    """No header of this version, or another object's: another key, length or layout."""
+    """No header of this version, or another object's."""
     BROKEN = 2
     """A header of this version whose bytes are not what was written."""
 
@@ -145,8 +145,9 @@ class FrameHeaders:
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether all objects have the same ranges, as those of one layout have."""
-        return bool((self.offsets == self.offsets[:1]).all() & (self.sizes == self.sizes[:1]).all())
+        """Whether all intact objects have the same ranges, as those of one layout have."""
+        table = np.stack([self.offsets, self.sizes], axis=1)[self.status == FrameStatus.INTACT]
+        return bool(np.all(table == table[:1]))
 
     def covering(
         self, index: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
@@ -230,8 +231,7 @@ def decode_headers(
     if raw.shape != (len(keys), header_bytes(ranges)):
         msg = f"expected headers of shape {(len(keys), header_bytes(ranges))}, got {raw.shape}"
         raise ContractError(msg)
-    raw = np.ascontiguousarray(raw)
-    headers = raw.view(_header_dtype(ranges)).reshape(len(keys))
+    headers = (raw := np.ascontiguousarray(raw)).view(_header_dtype(ranges)).reshape(len(keys))
     prefix, table = headers["prefix"], headers["table"]
     is_frame = (prefix["magic"] == _MAGIC) & (prefix["version"] == FRAME_VERSION)
     is_whole = prefix["header_checksum"] == _row_checksums(raw, checksum)

@@ -1,1 +1,24 @@
-"""Embedded file store: pages in slab files of one directory."""
+"""The store plugin `file`: pages in slab files of one directory on a local disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvlinker.hookspecs import PluginInfo, hookimpl
+from kvlinker.store import Store
+from kvlinker_file.options import Durability, FileStoreOptions
+from kvlinker_file.store import FileStore
+
+__all__ = ["Durability", "FileStore", "FileStoreOptions"]
+
+
+@hookimpl
+def describe_plugin() -> PluginInfo:
+    """See kvlinker.hookspecs."""
+    return PluginInfo(api_version=1, summary="embedded store in one directory of a local disk")
+
+
+@hookimpl
+def open_store(config: Mapping[str, object]) -> Store:
+    """See kvlinker.hookspecs; the options are those of FileStoreOptions."""
+    return FileStore(FileStoreOptions.of_config(config))

@@ -1,0 +1,309 @@
+"""The directory of a store: who owns it, what lies in it, and that it is ours.
+
+Every name below it is opened relative to its descriptor and without following symlinks.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from kvlinker.errors import StoreBusyError, StoreError, StoreFormatError, StoreFullError
+
+__all__ = ["FORMAT_VERSION", "NO_SPACE", "StoreDirectory", "typed_os_errors"]
+
+FORMAT_VERSION = 1
+"""Raised when a directory of this version could no longer be read."""
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_FORMAT = "kvlinker-file"
+_MARKER = "kvlinker-file.json"
+_NEW_MARKER = "kvlinker-file.json.new"
+_LOCK = "lock"
+_INDEX = "index.sqlite"
+_INDEX_FILES = (_INDEX, f"{_INDEX}-wal", f"{_INDEX}-shm", f"{_INDEX}-journal")
+_SEGMENTS = "segments"
+_SEGMENT_NAME = re.compile(r"(\d{8})\.slab")
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_MARKER_BYTES = 4096
+
+
+@contextmanager
+def typed_os_errors(what: str) -> Iterator[None]:
+    """Turn OSError into the store error that says what to do."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in NO_SPACE:
+            msg = f"{what}: {reason}; free space on the disk or lower the capacity"
+            raise StoreFullError(msg) from error
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            msg = f"{what}: {reason}; symlinks are not followed, name the real directory"
+            raise StoreFormatError(msg) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            msg = f"{what}: {reason}; a file store needs a directory that it can write"
+            raise StoreError(msg) from error
+        msg = f"{what}: {reason}"
+        raise StoreError(msg) from error
+
+
+def _close_in_child(reference: weakref.ref[StoreDirectory]) -> None:
+    directory = reference()
+    if directory is not None:
+        directory.close()
+
+
+class StoreDirectory:
+    """A locked directory of this format; the lock ends with the process that opened it."""
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        """Open and lock the directory.
+
+        Args:
+            path: absolute.
+            create: make the directory and the store in it where there is none.
+
+        Raises:
+            StoreBusyError: another opener owns it; the message names the process.
+            StoreFormatError: it is a symlink, no store, or a store of another version.
+            StoreFullError: there is no space for it.
+            StoreError: it cannot be read or written.
+        """
+        self.path = path
+        self._descriptors: list[int] = []
+        try:
+            with typed_os_errors(f"file store {path}"):
+                self._fd = self._open_directory(create=create)
+                self._check_content(create=create)
+                self._lock()
+                self._read_or_make_marker(create=create)
+                self._segments_fd = self._open_segments()
+                self._prepare_index()
+        except BaseException:
+            self.close()
+            raise
+        # A forked child inherits the lock with the descriptor and would keep it when this process is gone.
+        os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
+
+    def _keep(self, descriptor: int) -> int:
+        self._descriptors.append(descriptor)
+        return descriptor
+
+    def _open_directory(self, *, create: bool) -> int:
+        if create:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                self.path.mkdir(mode=0o700)
+        if self.path.is_symlink():
+            msg = f"file store {self.path}: is a symlink; name the real directory, {self.path.resolve()}"
+            raise StoreFormatError(msg)
+        try:
+            return self._keep(os.open(self.path, _DIRECTORY_FLAGS))
+        except FileNotFoundError as error:
+            msg = f"file store {self.path}: there is no such directory"
+            raise StoreFormatError(msg) from error
+
+    def _check_content(self, *, create: bool) -> None:
+        names = _names_in(self._fd)
+        if _MARKER in names:
+            self._check_marker()
+            return
+        if foreign := sorted(names - {_LOCK, _NEW_MARKER}):
+            msg = (
+                f"file store {self.path}: the directory holds {foreign[0]!r} and no {_MARKER}, so it is no "
+                f"file store; name an empty directory"
+            )
+            raise StoreFormatError(msg)
+        if not create:
+            msg = f"file store {self.path}: the directory holds no store"
+            raise StoreFormatError(msg)
+
+    def _check_marker(self) -> None:
+        descriptor = os.open(_MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            content = os.read(descriptor, _MAX_MARKER_BYTES)
+        finally:
+            os.close(descriptor)
+        try:
+            marker: object = json.loads(content)
+        except ValueError:
+            marker = None
+        if not isinstance(marker, dict) or marker.get("format") != _FORMAT:
+            msg = f"file store {self.path}: {_MARKER} does not say {_FORMAT!r}; it is no file store, or a damaged one"
+            raise StoreFormatError(msg)
+        if marker.get("version") != FORMAT_VERSION:
+            msg = (
+                f"file store {self.path}: has format version {marker.get('version')!r}, this release reads "
+                f"{FORMAT_VERSION}; open it with the release that wrote it, or delete it"
+            )
+            raise StoreFormatError(msg)
+
+    def _lock(self) -> None:
+        mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
+        if mode & 0o077:
+            os.fchmod(self._fd, 0o700)
+        self._lock_fd = self._keep(
+            os.open(_LOCK, _FILE_FLAGS | os.O_CREAT, mode=0o600, dir_fd=self._fd)
+        )
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(self._lock_fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            msg = (
+                f"file store {self.path}: is in use by process {owner}; one process owns a directory, "
+                f"give each its own"
+            )
+            raise StoreBusyError(msg) from error
+        os.ftruncate(self._lock_fd, 0)
+        os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode("ascii"), 0)
+
+    def _read_or_make_marker(self, *, create: bool) -> None:
+        self._check_content(create=create)  # again, now that nobody else can change it
+        if _MARKER in _names_in(self._fd):
+            return
+        flags = _FILE_FLAGS | os.O_CREAT | os.O_TRUNC
+        descriptor = os.open(_NEW_MARKER, flags, mode=0o600, dir_fd=self._fd)
+        try:
+            os.write(
+                descriptor, json.dumps({"format": _FORMAT, "version": FORMAT_VERSION}).encode()
+            )
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(_NEW_MARKER, _MARKER, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        os.fsync(self._fd)
+
+    def _open_segments(self) -> int:
+        with suppress(FileExistsError):
+            os.mkdir(_SEGMENTS, mode=0o700, dir_fd=self._fd)
+        return self._keep(os.open(_SEGMENTS, _DIRECTORY_FLAGS, dir_fd=self._fd))
+
+    def _prepare_index(self) -> None:
+        # sqlite3 opens by path and follows links; only this user can change the directory meanwhile.
+        for name in _INDEX_FILES:
+            with suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.lstat(name, dir_fd=self._fd).st_mode):
+                    msg = f"file store {self.path}: {name} is no regular file"
+                    raise StoreFormatError(msg)
+        # sqlite3 gives its log the mode of the database.
+        flags = _FILE_FLAGS | os.O_CREAT
+        os.close(os.open(_INDEX, flags, mode=0o600, dir_fd=self._fd))
+
+    # ---- index --------------------------------------------------------------------------------
+
+    @property
+    def index_path(self) -> Path:
+        """Where the database of the index lies."""
+        return self.path / _INDEX
+
+    def index_bytes(self) -> int:
+        """Return the bytes on disk of the index and the small files beside it."""
+        total = 0
+        for name in (*_INDEX_FILES, _MARKER, _LOCK):
+            with suppress(FileNotFoundError):
+                total += os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_blocks * 512
+        return total
+
+    def remove_index(self) -> None:
+        """Delete the database of the index."""
+        for name in _INDEX_FILES:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._fd)
+        self._prepare_index()
+
+    # ---- segments -----------------------------------------------------------------------------
+
+    def segment_numbers(self) -> frozenset[int]:
+        """Return the numbers of the segment files that exist; anything else in their folder is swept."""
+        numbers = set()
+        for name in _names_in(self._segments_fd):
+            match = _SEGMENT_NAME.fullmatch(name)
+            if match:
+                numbers.add(int(match[1]))
+            else:
+                with suppress(IsADirectoryError, PermissionError):
+                    os.unlink(name, dir_fd=self._segments_fd)
+        return frozenset(numbers)
+
+    def create_segment(self, number: int, size: int) -> int:
+        """Return the descriptor of a new segment file whose blocks are all reserved.
+
+        Raises:
+            OSError: there is no space for it; nothing is left behind.
+        """
+        self.remove_segment(number)
+        flags = _FILE_FLAGS | os.O_CREAT | os.O_EXCL
+        descriptor = os.open(_name(number), flags, mode=0o600, dir_fd=self._segments_fd)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except BaseException:
+            os.close(descriptor)
+            self.remove_segment(number)
+            raise
+        return descriptor
+
+    def open_segment(self, number: int, size: int) -> int | None:
+        """Return the descriptor of a segment file; None where it is not the file that was made.
+
+        A file with holes is no longer reserved and could end the process with SIGBUS, so its blocks are
+        reserved again before it is used.
+
+        Raises:
+            OSError: it has holes, and there is no space for them.
+        """
+        try:
+            descriptor = os.open(_name(number), _FILE_FLAGS, dir_fd=self._segments_fd)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
+            raise
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_ISREG(found.st_mode) and found.st_size == size:
+                os.posix_fallocate(descriptor, 0, size)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
+    def remove_segment(self, number: int) -> None:
+        """Delete a segment file, if there is one."""
+        with suppress(FileNotFoundError):
+            os.unlink(_name(number), dir_fd=self._segments_fd)
+
+    def sync(self) -> None:
+        """Make new and removed names last through a power loss."""
+        os.fsync(self._segments_fd)
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Give up the directory. Idempotent."""
+        descriptors, self._descriptors = self._descriptors, []
+        for descriptor in reversed(descriptors):
+            os.close(descriptor)
+
+
+def _name(number: int) -> str:
+    return f"{number:08d}.slab"
+
+
+def _names_in(descriptor: int) -> set[str]:
+    with os.scandir(descriptor) as entries:
+        return {entry.name for entry in entries}

@@ -1,0 +1,253 @@
+"""Opening a store: what the catalog names and the files hold becomes the index, and everything else is swept."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlinker.description import IndexArray
+from kvlinker.keys import OBJECT_KEY_BYTES
+from kvlinker.store import ObjectKey
+from kvlinker_file.catalog import (
+    BASE_BYTES,
+    Catalog,
+    CatalogChange,
+    DamagedCatalogError,
+    SegmentRecord,
+    split_places,
+)
+from kvlinker_file.directory import NO_SPACE, StoreDirectory, typed_os_errors
+from kvlinker_file.index import NewObjects
+from kvlinker_file.options import FileStoreOptions
+from kvlinker_file.segments import Segment
+from kvlinker_file.state import StoreState, now_micros
+
+__all__ = ["open_state"]
+
+_log = logging.getLogger(__name__)
+
+_CLOCK_SLACK_MICROS = 86_400_000_000
+"""A time of use further ahead than a day is no time."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def open_state(
+    options: FileStoreOptions,
+    *,
+    create: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+) -> StoreState:
+    """Open a store and return its state.
+
+    Args:
+        options: where, and how much.
+        create: make the store where there is none.
+        clock: seconds, for the expiry of holds.
+
+    Raises:
+        StoreBusyError: another opener owns the directory.
+        StoreFormatError: it holds no store of this version.
+        StoreFullError: the disk is full.
+        StoreError: it cannot be read or written.
+    """
+    directory = StoreDirectory(options.path, create=create)
+    try:
+        return _open_state(options, directory, clock)
+    except BaseException:
+        directory.close()
+        raise
+
+
+def _open_state(
+    options: FileStoreOptions, directory: StoreDirectory, clock: Callable[[], float]
+) -> StoreState:
+    catalog, is_new = _open_catalog(options, directory)
+    try:
+        state = StoreState(options=options, directory=directory, catalog=catalog, clock=clock)
+        if is_new:
+            state.counters["index_lost"] += 1
+        with typed_os_errors(f"file store {options.path}"):
+            _fill(state)
+    except BaseException:
+        catalog.close()
+        raise
+    return state
+
+
+def _open_catalog(options: FileStoreOptions, directory: StoreDirectory) -> tuple[Catalog, bool]:
+    """Return the catalog, and whether it had to be begun anew."""
+    try:
+        return Catalog(directory.index_path, durability=options.durability), False
+    except DamagedCatalogError as error:
+        _log.warning("%s: begins empty, its index is damaged: %s", options.path, error)
+    directory.remove_index()
+    return Catalog(directory.index_path, durability=options.durability), True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Saved:
+    """The objects that the catalog names and that make sense, in columns."""
+
+    keys: Sequence[ObjectKey]
+    places: IndexArray
+    layouts: IndexArray
+    ticks: IndexArray
+
+    def select(self, mask: NDArray[np.bool_]) -> _Saved:
+        """Return some of them."""
+        return _Saved(
+            keys=[self.keys[i] for i in np.flatnonzero(mask).tolist()],
+            places=self.places[mask],
+            layouts=self.layouts[mask],
+            ticks=self.ticks[mask],
+        )
+
+
+def _fill(state: StoreState) -> None:
+    """Make the index from the catalog and the files, and let the catalog forget the rest."""
+    catalog, directory = state.catalog, state.directory
+    facts, layouts, records = catalog.facts(), catalog.layouts(), catalog.segments()
+    rows = catalog.objects()
+    saved = _sensible(rows, layouts)
+    is_proven = _is_proven(facts) or state.options.verify
+    kept = _within_capacity(records, saved, state.options.capacity) if is_proven else ()
+    for number in directory.segment_numbers() - {record.number for record in kept}:
+        directory.remove_segment(number)
+    kept = tuple(record for record in kept if _map(state, record))
+    objects = saved.select(_are_in(saved.places, kept))
+    _forget_the_rest(state, rows, objects, kept, facts)
+    state.know_layouts(layouts)
+    _index(state, objects, kept)
+    state.counters["lost_at_open"] += len(rows) - len(objects.keys)
+
+
+def _sensible(rows: Sequence[tuple[object, ...]], layouts: Mapping[int, bytes]) -> _Saved:
+    """Return what could be an object; the first of two under one key."""
+    found: dict[bytes, tuple[int, int, int]] = {}
+    latest = now_micros() + _CLOCK_SLACK_MICROS
+    for place, layout, used, key in rows:
+        if (
+            isinstance(place, int)
+            and isinstance(layout, int)
+            and isinstance(used, int)
+            and isinstance(key, bytes)
+            and len(key) == OBJECT_KEY_BYTES
+            and place >= 0
+            and layout in layouts
+        ):
+            found.setdefault(key, (place, layout, used if 0 <= used <= latest else 0))
+    columns = np.array(list(found.values()), dtype=np.int64).reshape(-1, 3)
+    return _Saved(
+        keys=list(found), places=columns[:, 0], layouts=columns[:, 1], ticks=columns[:, 2]
+    )
+
+
+def _boot_id() -> str:
+    with suppress(OSError):
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    return ""
+
+
+def _is_proven(facts: Mapping[str, object]) -> bool:
+    """Whether the bytes on the disk must be what was written: the machine has not restarted, or all were synced."""
+    return facts.get("synced") == 1 or (facts.get("boot") == _boot_id() != "")
+
+
+def _within_capacity(
+    records: Sequence[SegmentRecord], saved: _Saved, capacity: int
+) -> tuple[SegmentRecord, ...]:
+    """Return the segments that fit into the capacity, those used most recently first."""
+    segments, _ = split_places(saved.places)
+    used = {record.number: _mean(saved.ticks[segments == record.number]) for record in records}
+    left = capacity - BASE_BYTES
+    kept = []
+    for record in sorted(records, key=lambda record: used[record.number], reverse=True):
+        if record.cost <= left:
+            kept.append(record)
+            left -= record.cost
+    return tuple(kept)
+
+
+def _mean(ticks: IndexArray) -> float:
+    return float(ticks.mean()) if len(ticks) else 0.0
+
+
+def _map(state: StoreState, record: SegmentRecord) -> bool:
+    """Map a segment; False where its file is not what was made, or holes in it cannot be filled."""
+    try:
+        descriptor = state.directory.open_segment(record.number, record.file_bytes)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        descriptor = None
+    if descriptor is None:
+        _log.warning("%s: segment %d is damaged", state.options.path, record.number)
+        state.directory.remove_segment(record.number)
+        return False
+    segment = Segment(number=record.number, descriptor=descriptor, file_bytes=record.file_bytes)
+    segment.assign(record.kind, record.slots)
+    state.space.add(segment)
+    return True
+
+
+def _are_in(places: IndexArray, records: Sequence[SegmentRecord]) -> NDArray[np.bool_]:
+    """[places] whether a place is a slot of one of the segments."""
+    segments, slots = split_places(places)
+    fits = np.zeros(len(places), dtype=np.bool_)
+    for record in records:
+        fits |= (segments == record.number) & (slots < record.slots)
+    return fits
+
+
+def _forget_the_rest(
+    state: StoreState,
+    rows: Sequence[tuple[object, ...]],
+    objects: _Saved,
+    kept: Sequence[SegmentRecord],
+    facts: Mapping[str, object],
+) -> None:
+    known = set(objects.places.tolist())
+    numbers = {record.number for record in kept}
+    is_durable = state.is_durable
+    if is_durable and facts.get("synced") != 1:
+        for segment in state.space:
+            segment.sync()
+    is_synced = is_durable and (_is_proven(facts) or not kept)
+    state.catalog.apply(
+        CatalogChange(
+            removed=[row[0] for row in rows if isinstance(row[0], int) and row[0] not in known],
+            removed_segments=[n for n in state.catalog.segment_numbers() if n not in numbers],
+            facts=(
+                ("boot", _boot_id()),
+                ("synced", int(is_synced)),
+                ("capacity", state.options.capacity),
+            ),
+        )
+    )
+    state.catalog.truncate_log()
+
+
+def _index(state: StoreState, objects: _Saved, records: Sequence[SegmentRecord]) -> None:
+    segments, slots = split_places(objects.places)
+    kinds = np.zeros(len(segments), dtype=np.int64)
+    for record in records:
+        chosen = segments == record.number
+        kinds[chosen] = state.space.kind_id(record.kind)
+        state.space[record.number].take_these(slots[chosen])
+    state.index.add(
+        NewObjects(
+            keys=objects.keys,
+            segments=segments,
+            slots=slots,
+            kinds=kinds,
+            layouts=objects.layouts,
+            ticks=objects.ticks,
+        )
+    )

@@ -1,0 +1,132 @@
+"""Options of a file store: validated once, before anything on disk is touched."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Self
+
+from kvlinker.errors import ContractError
+
+__all__ = ["Durability", "FileStoreOptions", "parse_size"]
+
+_UNITS = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", start=1)},
+    **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGTP", start=1)},
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
+_MIN_CAPACITY = 2 << 20
+_MIN_SEGMENT = 64 << 10
+_AUTO_SEGMENTS = 64
+"""Segments that a full store has by default: small enough to move between object classes, few enough to map."""
+_MAX_SEGMENTS = 4096
+"""Each one costs a mapping and a descriptor."""
+_PAGE = 4096
+
+
+class Durability(Enum):
+    """What a written object survives."""
+
+    PROCESS = "process"
+    """The end of the process, `kill -9` included; a power loss may cost what was written last."""
+    DISK = "disk"
+    """A power loss too: the bytes are on the disk before the object becomes visible."""
+
+
+def parse_size(value: object, *, option: str) -> int:
+    """Return bytes from a number of bytes or a text such as `20GiB` or `1.5 TB`.
+
+    Raises:
+        ContractError: it is neither.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        unit = _UNITS.get(match[2].upper())
+        if unit is not None:
+            return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    msg = f"{option} must be a number of bytes or a text such as '20GiB', got {value!r}"
+    raise ContractError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStoreOptions:
+    """How a file store is opened."""
+
+    path: Path
+    """Directory of the store; made with mode 0700 where it is missing."""
+    capacity: int
+    """Bytes on disk that are never exceeded, index included; a text such as `20GiB` is taken too."""
+    segment_size: int = field(default=0)
+    """Bytes of a slab file; 0 for a 64th of the capacity. Longer objects get files of their own."""
+    durability: Durability = Durability.PROCESS
+    verify: bool = True
+    """Whether every range's checksum is compared before its bytes reach pool memory."""
+    self_test: bool = False
+    """Whether opening writes, looks up, reads and deletes one small object first."""
+    close_seconds: float = 30.0
+    """How long `close` waits for calls that still run."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", _path(self.path))
+        object.__setattr__(self, "capacity", parse_size(self.capacity, option="capacity"))
+        size = parse_size(self.segment_size, option="segment_size")
+        if self.capacity < _MIN_CAPACITY:
+            msg = f"capacity must be at least {_MIN_CAPACITY} B (2 MiB), got {self.capacity}"
+            raise ContractError(msg)
+        size = size or max(_MIN_SEGMENT, self.capacity // _AUTO_SEGMENTS)
+        if not _MIN_SEGMENT <= size <= self.capacity or self.capacity // size > _MAX_SEGMENTS:
+            low = max(_MIN_SEGMENT, self.capacity // _MAX_SEGMENTS)
+            msg = f"segment_size must be 0 or between {low} B and the capacity {self.capacity} B, got {size}"
+            raise ContractError(msg)
+        object.__setattr__(self, "segment_size", size // _PAGE * _PAGE)
+        object.__setattr__(self, "durability", _durability(self.durability))
+        for name, value in (("verify", self.verify), ("self_test", self.self_test)):
+            if not isinstance(value, bool):
+                msg = f"{name} must be true or false, got {value!r}"
+                raise ContractError(msg)
+        seconds: object = self.close_seconds
+        if not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds <= 0:
+            msg = f"close_seconds must be a positive number of seconds, got {seconds!r}"
+            raise ContractError(msg)
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, object]) -> Self:
+        """Return the options that a configuration names.
+
+        Raises:
+            ContractError: an option is unknown, missing, or has a wrong value.
+        """
+        known = {item.name: item for item in fields(cls)}
+        for name in config:
+            if name not in known:
+                close = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known are {sorted(known)}"
+                msg = f"file store: unknown option {name!r}; {hint}"
+                raise ContractError(msg)
+        if missing := [name for name in ("path", "capacity") if name not in config]:
+            msg = f"file store: option {missing[0]!r} is needed, such as path='/var/cache/kv', capacity='20GiB'"
+            raise ContractError(msg)
+        return cls(**config)  # type: ignore[arg-type]  # __post_init__ checks every value
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        msg = f"path must name a directory, got {value!r}"
+        raise ContractError(msg)
+    return Path(os.fsdecode(value)).expanduser().absolute()
+
+
+def _durability(value: object) -> Durability:
+    try:
+        return Durability(value)
+    except ValueError as error:
+        msg = f"durability must be one of {[item.value for item in Durability]}, got {value!r}"
+        raise ContractError(msg) from error

@@ -1,0 +1,186 @@
+"""A read session pins its objects, checks their headers once, and each range's checksum before it is copied."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvlinker.description import IndexArray
+from kvlinker.device import DeviceAccess
+from kvlinker.errors import ContractError, StoreClosedError
+from kvlinker.frames import FrameHeaders, FrameStatus, decode_headers
+from kvlinker.plans import TransferPlan
+from kvlinker.store import ReadRequest, ReadSession, ReadStatus
+from kvlinker_file.index import ABSENT
+from kvlinker_file.segments import Segment, checksum
+from kvlinker_file.state import StoreState
+
+__all__ = ["FileReadSession"]
+
+_CHUNK_BYTES = 4 << 20
+"""Bytes whose checksums are made before they are copied: few enough to be copied from a processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Part:
+    """The objects of a session that lie in one segment."""
+
+    segment: Segment
+    positions: IndexArray
+    """[objects] which objects of the request these are, ascending."""
+    slots: IndexArray
+    headers: FrameHeaders
+
+
+class FileReadSession(ReadSession):
+    """Objects that were there when it was opened, pinned until it is closed and its last read is over."""
+
+    def __init__(
+        self, state: StoreState, request: ReadRequest, rows: IndexArray, *, owner: object
+    ) -> None:
+        """Take over rows that were pinned.
+
+        Args:
+            state: of the store.
+            request: what was asked for.
+            rows: [objects] row of each object, pinned; ABSENT where there is none that fits.
+            owner: what closes the state when nobody refers to it any more.
+        """
+        self._state = state
+        self._owner = owner
+        self._request = request
+        self._rows = rows
+        self._lock = threading.Lock()
+        self._reads = 0
+        self._is_closed = False
+        self._parts: tuple[_Part, ...] | None = None
+        self._statuses = [ReadStatus.OK if row != ABSENT else ReadStatus.MISS for row in rows]
+
+    def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
+        """See ReadSession."""
+        with self._state.using(), self._reading(plan):
+            for part in self._checked_parts():
+                self._read_part(part, plan, memory)
+            return tuple(self._statuses)
+
+    @contextmanager
+    def _reading(self, plan: TransferPlan) -> Iterator[None]:
+        """Keep the objects pinned for the length of a read, whoever closes the session meanwhile."""
+        self._check_fit(plan)
+        with self._lock:
+            if self._is_closed:
+                msg = f"pool {plan.pool!r}: this read session was closed; open another"
+                raise StoreClosedError(msg)
+            self._reads += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reads -= 1
+                is_last = self._is_closed and not self._reads
+            if is_last:
+                self._let_go()
+
+    def _check_fit(self, plan: TransferPlan) -> None:
+        keys, size = len(self._request.keys), self._request.object_bytes
+        if plan.num_pages != keys or plan.object_bytes != size:
+            msg = (
+                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
+                f"does not fit a request of {keys} objects of {size} B"
+            )
+            raise ContractError(msg)
+
+    def close(self) -> None:
+        """See ReadSession."""
+        with self._lock:
+            was_open, self._is_closed = not self._is_closed, True
+            is_idle = was_open and not self._reads
+        if is_idle:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._state.unpin(self._rows[self._rows != ABSENT])
+
+    # ---- headers ------------------------------------------------------------------------------
+
+    def _checked_parts(self) -> tuple[_Part, ...]:
+        with self._lock:
+            if self._parts is None:
+                found = np.flatnonzero(self._rows != ABSENT)
+                with self._state.lock:
+                    numbers = self._state.index.segments_of(self._rows[found])
+                    slots = self._state.index.slots_of(self._rows[found])
+                    segments = [self._state.space[number] for number in np.unique(numbers)]
+                self._parts = tuple(
+                    self._check_part(segment, found[chosen], slots[chosen])
+                    for segment in segments
+                    for chosen in (numbers == segment.number,)
+                )
+            return self._parts
+
+    def _check_part(self, segment: Segment, positions: IndexArray, slots: IndexArray) -> _Part:
+        request = self._request
+        headers = decode_headers(
+            segment.read_headers(slots),
+            ranges=segment.kind.ranges,
+            keys=[request.keys[i] for i in positions.tolist()],
+            fingerprint=request.fingerprint,
+            payload_bytes=request.object_bytes,
+            checksum=checksum,
+        )
+        self._fail(positions[headers.status == FrameStatus.FOREIGN], ReadStatus.MISS)
+        self._fail(positions[headers.status == FrameStatus.BROKEN], ReadStatus.CORRUPT)
+        return _Part(
+            segment=segment,
+            positions=positions,
+            slots=slots,
+            headers=headers,
+        )
+
+    def _fail(self, positions: IndexArray, status: ReadStatus) -> None:
+        """Drop objects whose slots do not hold what the index says."""
+        bad = [i for i in positions.tolist() if self._statuses[i] is ReadStatus.OK]
+        if bad:
+            for position in bad:
+                self._statuses[position] = status
+            self._state.drop_corrupt(self._rows[np.array(bad, dtype=np.int64)])
+
+    # ---- payload ------------------------------------------------------------------------------
+
+    def _read_part(self, part: _Part, plan: TransferPlan, memory: DeviceAccess) -> None:
+        object_bytes = max(1, int(plan.range_bytes.sum()))
+        chunk = max(1, _CHUNK_BYTES // object_bytes)
+        for start in range(0, len(part.positions), chunk):
+            numbers = np.arange(start, min(start + chunk, len(part.positions)))
+            numbers = numbers[[self._is_ok(i) for i in part.positions[numbers].tolist()]]
+            if self._state.options.verify:
+                numbers = self._verified(part, numbers, plan)
+            positions = part.positions[numbers]
+            if len(positions):
+                chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
+                memory.copy_in(chosen, part.segment.objects(part.slots[numbers]))
+
+    def _is_ok(self, position: int) -> bool:
+        return self._statuses[position] is ReadStatus.OK
+
+    def _verified(self, part: _Part, numbers: IndexArray, plan: TransferPlan) -> IndexArray:
+        """Return those of a part's objects whose ranges under the plan have the right checksums."""
+        if part.headers.is_uniform:
+            groups = [numbers] if len(numbers) else []
+        else:
+            groups = [numbers[i : i + 1] for i in range(len(numbers))]
+        good = [numbers[:0]]
+        for group in groups:
+            headers, first = part.headers, int(group[0])
+            ranges = headers.covering(first, plan.spans.offset, plan.range_bytes)
+            found = part.segment.checksums(
+                part.slots[group], headers.offsets[first][ranges], headers.sizes[first][ranges]
+            )
+            is_right = np.all(found == headers.checksums[group][:, ranges], axis=1)
+            self._fail(part.positions[group[~is_right]], ReadStatus.CORRUPT)
+            good.append(group[is_right])
+        return np.concatenate(good)

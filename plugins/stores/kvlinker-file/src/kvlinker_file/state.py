@@ -1,0 +1,310 @@
+"""The state of an open store: its tables, the two locks, and the order in which things become visible.
+
+`lock` guards the tables and is held for table changes alone, never while bytes are copied or saved.
+`commit_lock` is held while the catalog is written; whoever needs both takes it first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from kvlinker.description import IndexArray
+from kvlinker.errors import StoreClosedError, StoreError, StoreTimeoutError
+from kvlinker_file.catalog import Catalog, CatalogChange, SegmentRecord, place_of
+from kvlinker_file.directory import StoreDirectory
+from kvlinker_file.holds import HoldTable
+from kvlinker_file.index import ObjectIndex
+from kvlinker_file.options import Durability, FileStoreOptions
+from kvlinker_file.segments import Segment
+from kvlinker_file.space import SlabSpace, Taken
+
+__all__ = ["StoreState"]
+
+_log = logging.getLogger(__name__)
+
+_USE_ROWS = 4096
+"""Times of use that are saved in one transaction, so that its log stays within its bounds."""
+
+
+class StoreState:
+    """Everything that an open store knows."""
+
+    def __init__(
+        self,
+        *,
+        options: FileStoreOptions,
+        directory: StoreDirectory,
+        catalog: Catalog,
+        clock: Callable[[], float],
+    ) -> None:
+        """Make the state of a store without objects."""
+        self.options = options
+        self.directory = directory
+        self.catalog = catalog
+        self.index = ObjectIndex()
+        self.space = SlabSpace(capacity=options.capacity, segment_size=options.segment_size)
+        self.holds = HoldTable(self.index, clock)
+        self.counters: Counter[str] = Counter()
+        self.lock = threading.Lock()
+        self.commit_lock = threading.Lock()
+        self._layouts: dict[bytes, int] = {}
+        self._surplus: list[Segment] = []
+        self._idle = threading.Condition(self.lock)
+        self._calls = 0
+        self._closing = False
+        self._closed = False
+        self._owner = os.getpid()
+
+    # ---- life time ----------------------------------------------------------------------------
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Keep the store open for the length of a call.
+
+        Raises:
+            StoreClosedError: it was closed, or opened by another process.
+        """
+        with self.lock:
+            self.check_open()
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._calls -= 1
+                if not self._calls:
+                    self._idle.notify_all()
+
+    def check_open(self) -> None:
+        """Raise StoreClosedError once the store is closed, or in a forked child."""
+        if os.getpid() != self._owner:
+            msg = (
+                f"file store {self.options.path}: was opened by process {self._owner}, this is process "
+                f"{os.getpid()}; a fork does not take a store along, open another directory"
+            )
+            raise StoreClosedError(msg)
+        if self._closing:
+            msg = f"file store {self.options.path}: was closed; open it again"
+            raise StoreClosedError(msg)
+
+    def close(self) -> None:
+        """Wait for running calls, save what must be saved, give up the directory. Idempotent.
+
+        Raises:
+            StoreTimeoutError: calls still run; the directory stays locked, and closing again waits again.
+        """
+        if os.getpid() != self._owner:
+            self.catalog.close()
+            return
+        with self.lock:
+            self._closing = True
+            if self._closed:
+                return
+            if not self._idle.wait_for(lambda: not self._calls, self.options.close_seconds):
+                msg = (
+                    f"file store {self.options.path}: {self._calls} calls still run after "
+                    f"{self.options.close_seconds} s; the directory stays locked"
+                )
+                raise StoreTimeoutError(msg)
+            self._closed = True
+        self._save_at_close()
+        for segment in self.space:
+            segment.close()
+        self.catalog.close()
+        self.directory.close()
+
+    def _save_at_close(self) -> None:
+        try:
+            self.save_removals()
+            while self.save_use():
+                pass
+            with self.lock:
+                empty = [segment for segment in self.space if not segment.used_slots]
+                for segment in empty:
+                    self._retire(segment)
+            self.remove_surplus()
+        except StoreError as error:
+            # The catalog still names only what is whole; the order of use or some removals are lost.
+            _log.warning("%s: closed without saving everything: %s", self.options.path, error)
+
+    # ---- layouts ------------------------------------------------------------------------------
+
+    def know_layouts(self, layouts: dict[int, bytes]) -> None:
+        """Take over the layouts that the catalog knows."""
+        self._layouts = {fingerprint: number for number, fingerprint in layouts.items()}
+
+    def layout_id(self, fingerprint: bytes) -> int:
+        """Return the small number of a fingerprint; the caller holds the lock."""
+        number = self._layouts.get(fingerprint)
+        if number is None:
+            number = self._layouts[fingerprint] = 1 + max(self._layouts.values(), default=0)
+        return number
+
+    # ---- removing -----------------------------------------------------------------------------
+
+    def places_of(self, rows: IndexArray) -> list[int]:
+        """Return the catalog's numbers of rows; the caller holds the lock."""
+        segments, slots = self.index.segments_of(rows).tolist(), self.index.slots_of(rows).tolist()
+        return [place_of(*pair) for pair in zip(segments, slots, strict=True)]
+
+    def save_removals(self, *, blocking: bool = True) -> None:
+        """Let the catalog forget what was removed, and the slots be written again.
+
+        Raises:
+            StoreError: the catalog cannot be written; the slots stay taken.
+        """
+        if not self.commit_lock.acquire(blocking=blocking):
+            return
+        try:
+            self.commit()
+        finally:
+            self.commit_lock.release()
+
+    def commit(
+        self,
+        *,
+        added: Sequence[tuple[int, int, int, bytes]] = (),
+        layouts: Sequence[tuple[int, bytes]] = (),
+        segments: Sequence[SegmentRecord] = (),
+        removed_segments: Sequence[int] = (),
+    ) -> None:
+        """Save a change together with all removals; the caller holds the commit lock, and only that.
+
+        Raises:
+            StoreError: the catalog cannot be written; nothing of it was saved.
+        """
+        with self.lock:
+            leaving = self.index.leaving()
+            removed = self.places_of(leaving)
+        if removed or added or segments or removed_segments:
+            change = CatalogChange(
+                removed=removed,
+                added=added,
+                layouts=layouts,
+                segments=segments,
+                removed_segments=removed_segments,
+            )
+            self.catalog.apply(change)
+        with self.lock:
+            self.index.forget(leaving)
+            self.settle()
+
+    def settle(self) -> None:
+        """Give free slots back to their segments; the caller holds the lock."""
+        segments, slots = self.index.settle()
+        for number in np.unique(segments).tolist():
+            segment = self.space[number]
+            segment.give(slots[segments == number])
+            self._retire_surplus(segment)
+
+    def give_back(self, taken: Sequence[Taken]) -> None:
+        """Give back slots that never held a visible object."""
+        with self.lock:
+            for part in taken:
+                part.segment.give(part.slots)
+                self._retire_surplus(part.segment)
+
+    def _retire_surplus(self, segment: Segment) -> None:
+        """Give an empty segment up, unless it is the only empty one of its kind: the next write takes that."""
+        siblings = self.space.of_kind(segment.kind)
+        if segment in siblings and not segment.used_slots:
+            others = (other for other in siblings if other is not segment)
+            if any(not other.used_slots for other in others):
+                self._retire(segment)
+
+    def _retire(self, segment: Segment) -> None:
+        if segment in self.space.of_kind(segment.kind):
+            self.space.retire(segment)
+            self._surplus.append(segment)
+
+    def remove_surplus(self) -> None:
+        """Delete the files of segments that were given up.
+
+        Raises:
+            StoreError: the catalog cannot be written; the files stay.
+        """
+        if not self._surplus:
+            return
+        with self.commit_lock:
+            with self.lock:
+                surplus, self._surplus = self._surplus, []
+            self.delete_segments(surplus)
+
+    def delete_segments(self, segments: Sequence[Segment]) -> None:
+        """Delete retired segments that nobody uses; the caller holds the commit lock, and only that."""
+        try:
+            self.commit(removed_segments=[segment.number for segment in segments])
+        except StoreError:
+            with self.lock:
+                self._surplus.extend(segments)
+            raise
+        for segment in segments:
+            segment.close()
+            self.directory.remove_segment(segment.number)
+        with self.lock:
+            for segment in segments:
+                self.space.remove(segment)
+
+    # ---- use ----------------------------------------------------------------------------------
+
+    def save_use(self) -> bool:
+        """Save some times of use; True while there are more.
+
+        Raises:
+            StoreError: the catalog cannot be written.
+        """
+        with self.commit_lock:
+            with self.lock:
+                rows = self.index.unsaved_use(_USE_ROWS)
+                ticks = self.index.ticks_of(rows)
+                places = self.places_of(rows)
+            if not places:
+                return False
+            self.catalog.apply(CatalogChange(used=list(zip(ticks.tolist(), places, strict=True))))
+            with self.lock:
+                self.index.note_saved(rows, ticks)
+        return len(places) == _USE_ROWS
+
+    # ---- what sessions do ---------------------------------------------------------------------
+
+    def unpin(self, rows: IndexArray) -> None:
+        """Let go of rows that a session or a call kept."""
+        with self.lock:
+            self.index.unpin(rows)
+            self.settle()
+
+    def drop_corrupt(self, rows: IndexArray) -> None:
+        """Remove objects whose bytes are not right, if they are still there."""
+        with self.lock:
+            self.counters["corrupt"] += len(rows)
+            self.index.remove(self.index.living(rows))
+        _log.warning("%s: dropped %d corrupt objects", self.options.path, len(rows))
+        try:
+            self.save_removals(blocking=False)
+        except StoreError as error:
+            _log.warning("%s: %s", self.options.path, error)
+
+    # ---- figures ------------------------------------------------------------------------------
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes on disk: all segment files, and the index; the caller holds the lock."""
+        return self.space.file_bytes + self.directory.index_bytes()
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether objects must be on the disk before they are visible."""
+        return self.options.durability is Durability.DISK
+
+
+def now_micros() -> int:
+    """Return the microseconds that times of use are measured in."""
+    return time.time_ns() // 1000

@@ -1,0 +1,202 @@
+"""The file store: the contract's methods, each a few lines over the state of the open directory."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kvlinker.device import DeviceAccess
+from kvlinker.errors import ContractError
+from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES
+from kvlinker.store import (
+    Hold,
+    ObjectKey,
+    ReadRequest,
+    ReadSession,
+    Store,
+    StoreCapabilities,
+    StoreStats,
+    WriteBatch,
+    WriteStatus,
+)
+from kvlinker_file.holds import FileHold
+from kvlinker_file.index import ABSENT
+from kvlinker_file.opening import open_state
+from kvlinker_file.options import FileStoreOptions
+from kvlinker_file.sessions import FileReadSession
+from kvlinker_file.writing import write_batches
+
+__all__ = ["FileStore"]
+
+_CLEAR_KEYS = 4096
+"""Keys that `clear` removes under one lock, so that nobody waits long."""
+
+
+class FileStore(Store):
+    """Objects in slab files of one directory, owned by this process until it is closed."""
+
+    def __init__(
+        self, options: FileStoreOptions, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Open the directory, or make it.
+
+        Args:
+            options: see FileStoreOptions.
+            clock: seconds, for the expiry of holds.
+
+        Raises:
+            StoreBusyError: another opener owns the directory; the message names its process.
+            StoreFormatError: it is no store of this version.
+            StoreFullError: the disk is full.
+            StoreError: it cannot be read or written.
+        """
+        self._state = open_state(options, clock=clock)
+        # Runs at exit too, so that a store that nobody closed is saved all the same.
+        self._finalizer = weakref.finalize(self, self._state.close)
+        self._capabilities = StoreCapabilities(
+            persistent=True,
+            shared=False,
+            ranged_reads=True,
+            atomic_batches=True,
+            leases=True,
+            max_object_bytes=self._state.space.largest_payload(),
+        )
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """See Store."""
+        return self._capabilities
+
+    # ---- looking ------------------------------------------------------------------------------
+
+    def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """See Store; a look into memory, no system call."""
+        with self._state.using(), self._state.lock:
+            return self._state.index.contains(keys)
+
+    def hold(self, keys: Sequence[ObjectKey], *, seconds: float) -> Hold:
+        """See Store.
+
+        Raises:
+            ContractError: `seconds` is no positive number.
+        """
+        if not (math.isfinite(seconds) and seconds > 0):
+            msg = f"a hold lasts a positive number of seconds, got {seconds}"
+            raise ContractError(msg)
+        state = self._state
+        with state.using(), state.lock:
+            state.holds.expire()
+            rows = state.index.find(keys)
+            is_present = rows != ABSENT
+            state.index.touch(rows[is_present])
+            number = state.holds.add(rows[is_present], seconds)
+        return FileHold(tuple(is_present.tolist()), partial(self._release, number))
+
+    def _release(self, number: int) -> None:
+        with self._state.lock:
+            self._state.holds.remove(number)
+
+    def stats(self) -> StoreStats:
+        """See Store; the bytes are those of all files on the disk, reserved ones included."""
+        state = self._state
+        with state.using(), state.lock:
+            return StoreStats(
+                objects=len(state.index),
+                used_bytes=state.used_bytes,
+                capacity_bytes=state.space.capacity,
+                counters=dict(state.counters),
+            )
+
+    # ---- moving -------------------------------------------------------------------------------
+
+    def write(
+        self,
+        batches: Sequence[WriteBatch],
+        memory: DeviceAccess,
+        *,
+        may_publish: Callable[[], bool],
+    ) -> tuple[tuple[WriteStatus, ...], ...]:
+        """See Store; nothing is written where not everything finds room."""
+        for batch in batches:
+            _check_keys(batch.keys)
+        with self._state.using():
+            return write_batches(self._state, batches, memory, may_publish)
+
+    def open_read(self, request: ReadRequest) -> ReadSession:
+        """See Store."""
+        _check_keys(request.keys)
+        state = self._state
+        with state.using(), state.lock:
+            rows = state.index.find(request.keys)
+            fits = state.index.matches(
+                rows,
+                kinds=state.space.kinds_of_length(request.object_bytes),
+                layout=state.layout_id(request.fingerprint),
+            )
+            rows[~fits] = ABSENT
+            found = rows[fits]
+            state.counters["missed"] += len(rows) - len(found)
+            state.index.touch(found)
+            state.index.pin(found)
+        return FileReadSession(state, request, rows, owner=self)
+
+    # ---- removing -----------------------------------------------------------------------------
+
+    def delete(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """See Store; held objects go too, for a hold is only against eviction.
+
+        Raises:
+            StoreError: the removal cannot be saved; the objects are gone until the store is opened again.
+        """
+        with self._state.using():
+            removed = self._remove(keys)
+            self._state.save_removals()
+            self._state.remove_surplus()
+        return removed
+
+    def clear(self, namespace: bytes) -> int:
+        """See Store.
+
+        Raises:
+            ContractError: that is no namespace.
+            StoreError: see `delete`.
+        """
+        if len(namespace) != NAMESPACE_BYTES:
+            msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; nothing was removed"
+            raise ContractError(msg)
+        count = 0
+        with self._state.using():
+            with self._state.lock:
+                keys = self._state.index.keys()
+            keys = [key for key in keys if key.startswith(namespace)]
+            for start in range(0, len(keys), _CLEAR_KEYS):
+                count += sum(self._remove(keys[start : start + _CLEAR_KEYS]))
+                self._state.save_removals()
+            self._state.remove_surplus()
+        return count
+
+    def _remove(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        index = self._state.index
+        with self._state.lock:
+            rows = index.find(keys)
+            index.remove(index.living(rows[rows != ABSENT]))
+        return tuple((rows != ABSENT).tolist())
+
+    def close(self) -> None:
+        """See Store.
+
+        Raises:
+            StoreTimeoutError: calls still run after `close_seconds`; the directory stays locked.
+        """
+        self._state.close()
+        self._finalizer.detach()
+
+
+def _check_keys(keys: Sequence[ObjectKey]) -> None:
+    for key in keys:
+        if len(key) != OBJECT_KEY_BYTES:
+            msg = f"an object key has {OBJECT_KEY_BYTES} bytes, got {len(key)}; build it with a KeyBuilder"
+            raise ContractError(msg)

@@ -1,0 +1,255 @@
+"""A write copies objects into slots nobody can see, and makes all of them visible in one step or none.
+
+Order: take slots, copy, checksum, headers, ask for permission, save in the catalog, show in the index.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlinker.description import IndexArray
+from kvlinker.device import DeviceAccess
+from kvlinker.errors import StoreError, StoreFullError
+from kvlinker.frames import FrameLayout, encode_headers
+from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
+from kvlinker_file.catalog import place_of
+from kvlinker_file.index import ABSENT, NewObjects
+from kvlinker_file.room import find_room
+from kvlinker_file.segments import SlotKind, checksum
+from kvlinker_file.space import Taken
+from kvlinker_file.state import StoreState
+
+__all__ = ["write_batches"]
+
+_log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 4 << 20
+"""Bytes that are copied before their checksums are made: few enough to be read from a processor's cache."""
+
+_NO_ROWS: IndexArray = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Work:
+    """What one batch needs."""
+
+    batch: WriteBatch
+    layout: FrameLayout
+    kind: SlotKind
+    statuses: list[WriteStatus]
+    fresh: IndexArray = field(default_factory=_NO_ROWS.copy)
+    """Positions of the objects to write."""
+    twins: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Position to the batch and position where the call names the same key first."""
+    taken: list[Taken] = field(default_factory=list)
+
+    @property
+    def fresh_keys(self) -> list[ObjectKey]:
+        """Keys of the objects to write, in order."""
+        return [self.batch.keys[i] for i in self.fresh.tolist()]
+
+    def mark(self, status: WriteStatus) -> None:
+        """Give every object to write the same status."""
+        for position in self.fresh.tolist():
+            self.statuses[position] = status
+
+
+def write_batches(
+    state: StoreState,
+    batches: Sequence[WriteBatch],
+    memory: DeviceAccess,
+    may_publish: Callable[[], bool],
+) -> tuple[tuple[WriteStatus, ...], ...]:
+    """See Store.write."""
+    works = [_work(batch) for batch in batches]
+    kept = _look_up(state, works)
+    try:
+        if _take_slots(state, works):
+            _copy(state, works, memory)
+        _publish_if_allowed(state, works, may_publish)
+    finally:
+        for work in works:
+            state.give_back(work.taken)
+        state.unpin(kept)
+        state.remove_surplus()
+    for work in works:
+        for position, (twin_batch, twin) in work.twins.items():
+            status = works[twin_batch].statuses[twin]
+            is_stored = status is WriteStatus.WRITTEN
+            work.statuses[position] = WriteStatus.EXISTS if is_stored else status
+    return tuple(tuple(work.statuses) for work in works)
+
+
+def _work(batch: WriteBatch) -> _Work:
+    layout = FrameLayout.of_ranges(batch.plan.spans.offset, batch.plan.range_bytes)
+    kind = SlotKind(payload_bytes=layout.payload_bytes, ranges=len(layout.sizes))
+    statuses = [WriteStatus.FAILED] * len(batch.keys)
+    return _Work(batch=batch, layout=layout, kind=kind, statuses=statuses)
+
+
+def _look_up(state: StoreState, works: Sequence[_Work]) -> IndexArray:
+    """Find what must be written; return the rows of the rest, which are kept from eviction meanwhile."""
+    first: dict[ObjectKey, tuple[int, int]] = {}
+    kept = [_NO_ROWS]
+    with state.lock:
+        for number, work in enumerate(works):
+            rows, stays = _stored(state, work, work.batch.keys)
+            fresh = []
+            for position, key in enumerate(work.batch.keys):
+                if stays[position]:
+                    work.statuses[position] = WriteStatus.EXISTS
+                elif key in first:
+                    work.twins[position] = first[key]
+                else:
+                    first[key] = (number, position)
+                    fresh.append(position)
+            work.fresh = np.array(fresh, dtype=np.int64)
+            kept.append(rows[stays])
+        pinned = np.concatenate(kept)
+        state.index.pin(pinned)
+        state.index.touch(pinned)
+    return pinned
+
+
+def _stored(
+    state: StoreState, work: _Work, keys: Sequence[ObjectKey]
+) -> tuple[IndexArray, NDArray[np.bool_]]:
+    """Return the row of each key, and whether it is an object of the batch's layout."""
+    rows = state.index.find(keys)
+    stays = state.index.matches(
+        rows,
+        kinds=state.space.kinds_of_length(work.kind.payload_bytes),
+        layout=state.layout_id(work.batch.fingerprint),
+    )
+    return rows, stays
+
+
+def _take_slots(state: StoreState, works: Sequence[_Work]) -> bool:
+    """Take slots for everything, or for nothing: the batches become visible together."""
+    for work in works:
+        if not len(work.fresh):
+            continue
+        taken = find_room(state, work.kind, len(work.fresh))
+        if taken is None:
+            for other in works:
+                state.give_back(other.taken)
+                other.taken = []
+                other.mark(WriteStatus.FULL)
+            state.counters["full"] += 1
+            return False
+        work.taken = taken
+    return True
+
+
+def _copy(state: StoreState, works: Sequence[_Work], memory: DeviceAccess) -> None:
+    for work in works:
+        done = 0
+        for taken in work.taken:
+            positions = work.fresh[done : done + len(taken.slots)]
+            done += len(taken.slots)
+            taken.segment.prepare_writing(taken.slots)
+            chunk = max(1, _CHUNK_BYTES // work.kind.payload_bytes)
+            for start in range(0, len(positions), chunk):
+                end = start + chunk
+                _copy_chunk(work, taken, positions[start:end], taken.slots[start:end], memory)
+    if state.is_durable:
+        for segment in {taken.segment for work in works for taken in work.taken}:
+            segment.sync()
+
+
+def _copy_chunk(
+    work: _Work, taken: Taken, positions: IndexArray, slots: IndexArray, memory: DeviceAccess
+) -> None:
+    batch, layout, segment = work.batch, work.layout, taken.segment
+    plan = batch.plan
+    if len(positions) != plan.num_pages:
+        plan = plan.select(positions)
+    memory.copy_out(plan, segment.objects(slots))
+    columns = np.array(layout.offsets, dtype=np.int64), np.array(layout.sizes, dtype=np.int64)
+    headers = encode_headers(
+        layout,
+        [batch.keys[i] for i in positions.tolist()],
+        batch.fingerprint,
+        segment.checksums(slots, *columns),
+        checksum=checksum,
+    )
+    segment.write_headers(slots, headers)
+
+
+def _publish_if_allowed(
+    state: StoreState, works: Sequence[_Work], may_publish: Callable[[], bool]
+) -> None:
+    is_allowed = may_publish()
+    filled = [work for work in works if work.taken]
+    if not is_allowed:
+        for work in filled:
+            work.mark(WriteStatus.DISCARDED)
+            state.counters["discarded"] += len(work.fresh)
+    elif filled:
+        try:
+            _publish(state, filled)
+        except StoreError as error:
+            _log.warning("%s: objects were not stored: %s", state.options.path, error)
+            state.counters["index_errors"] += 1
+            full = isinstance(error, StoreFullError)
+            for work in filled:
+                work.mark(WriteStatus.FULL if full else WriteStatus.FAILED)
+
+
+def _publish(state: StoreState, works: Sequence[_Work]) -> None:
+    with state.commit_lock:
+        with state.lock:
+            new = [_new_objects(state, work) for work in works]
+        added: list[tuple[int, int, int, ObjectKey]] = []
+        for item in new:
+            places = map(place_of, item.segments.tolist(), item.slots.tolist())
+            columns = (places, item.layouts.tolist(), item.ticks.tolist(), item.keys)
+            added.extend(zip(*columns, strict=True))
+        layouts = {
+            (state.layout_id(work.batch.fingerprint), work.batch.fingerprint) for work in works
+        }
+        state.commit(added=added, layouts=sorted(layouts))
+        with state.lock:
+            for work, item in zip(works, new, strict=True):
+                state.index.add(item)
+                state.counters["written"] += len(item.keys)
+                _keep_only_unused(work, item)
+
+
+def _new_objects(state: StoreState, work: _Work) -> NewObjects:
+    """Return what becomes visible: all but what another writer stored meanwhile, instead of what does not fit."""
+    keys = work.fresh_keys
+    rows, stays = _stored(state, work, keys)
+    state.index.remove(rows[(rows != ABSENT) & ~stays])
+    segments = np.concatenate(
+        [np.full(len(taken.slots), taken.segment.number) for taken in work.taken]
+    )
+    slots = np.concatenate([taken.slots for taken in work.taken])
+    for position, exists in zip(work.fresh.tolist(), stays.tolist(), strict=True):
+        work.statuses[position] = WriteStatus.EXISTS if exists else WriteStatus.WRITTEN
+    wins = ~stays
+    count = int(wins.sum())
+    return NewObjects(
+        keys=[key for key, is_new in zip(keys, wins.tolist(), strict=True) if is_new],
+        segments=segments[wins],
+        slots=slots[wins],
+        kinds=np.full(count, state.space.kind_id(work.kind)),
+        layouts=np.full(count, state.layout_id(work.batch.fingerprint)),
+        ticks=state.index.next_ticks(count),
+    )
+
+
+def _keep_only_unused(work: _Work, item: NewObjects) -> None:
+    """Leave in `taken` the slots that did not become objects: they are given back."""
+    left = []
+    for taken in work.taken:
+        used = item.slots[item.segments == taken.segment.number]
+        rest = np.setdiff1d(taken.slots, used)
+        if len(rest):
+            left.append(Taken(segment=taken.segment, slots=rest))
+    work.taken = left
