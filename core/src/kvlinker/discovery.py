@@ -50,7 +50,7 @@ _HOOKS: Mapping[PluginKind, tuple[str, ...]] = MappingProxyType(
     {
         PluginKind.MODEL: ("match_kv_cache", "build_direct_linker_pool_group"),
         PluginKind.STORE: ("open_store",),
-        PluginKind.ENGINE: ("describe_kv_cache",),
+        PluginKind.ENGINE: ("describe_kv_cache", "run_demo"),
     }
 )
 """Hooks of each kind; a plugin without the first one would never be asked anything."""
@@ -63,6 +63,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             hookspecs.match_kv_cache,
             hookspecs.build_direct_linker_pool_group,
             hookspecs.open_store,
+            hookspecs.run_demo,
         )
     }
 )

@@ -2,13 +2,14 @@
 
 A plugin is a module with functions marked `@hookimpl`, named in an entry point of `kvlinker.models`,
 `kvlinker.stores` or `kvlinker.engines`. `describe_plugin` is always needed; a model plugin needs
-`match_kv_cache`, a store plugin `open_store`, an engine plugin `describe_kv_cache`.
+`match_kv_cache`, a store plugin `open_store`, an engine plugin `describe_kv_cache`. The others are optional.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 import pluggy
@@ -21,6 +22,7 @@ from kvlinker.store import Store
 __all__ = [
     "API_VERSION",
     "PROJECT",
+    "DemoRequest",
     "PluginInfo",
     "StrategyMatch",
     "build_direct_linker_pool_group",
@@ -29,6 +31,7 @@ __all__ = [
     "hookimpl",
     "match_kv_cache",
     "open_store",
+    "run_demo",
 ]
 
 API_VERSION = 1
@@ -80,6 +83,16 @@ class StrategyMatch:
             raise ContractError(msg)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRequest:
+    """How an engine is to show itself."""
+
+    folder: Path
+    """Exists, is empty, and takes whatever the demo stores."""
+    quick: bool = False
+    """Show one small model alone."""
+
+
 @hookspec
 def describe_plugin() -> PluginInfo:
     """Return the plugin's API version and a summary of one line; called before any other hook."""
@@ -109,4 +122,13 @@ def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoo
 @hookspec
 def open_store(config: Mapping[str, object]) -> Store:
     """Open the plugin's store; unknown options are refused with the closest match."""
+    raise NotImplementedError
+
+
+@hookspec
+def run_demo(request: DemoRequest) -> bool:
+    """Show the engine continuing, in a new process, what another process stored; return whether all of it was right.
+
+    Writes to standard output for people, and files into the request's folder alone.
+    """
     raise NotImplementedError

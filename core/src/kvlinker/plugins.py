@@ -12,7 +12,7 @@ from kvlinker.errors import (
     PluginError,
     UnsupportedOperationError,
 )
-from kvlinker.hookspecs import StrategyMatch
+from kvlinker.hookspecs import DemoRequest, StrategyMatch
 from kvlinker.installed import PluginKind, PluginRecord
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.store import Store
@@ -133,6 +133,20 @@ class EnginePlugin(Plugin):
             kv_cache=kv_cache,
             request=request,
         )
+
+    @property
+    def has_demo(self) -> bool:
+        """Whether the plugin can show the engine at work."""
+        return self.provides("run_demo")
+
+    def demo(self, request: DemoRequest) -> bool:
+        """Show the engine at work, and return whether everything was right.
+
+        Raises:
+            UnsupportedOperationError: the plugin has no demo.
+            PluginError: the plugin raised, or answered with something else.
+        """
+        return self._demand("run_demo", bool, request=request)
 
 
 class StorePlugin(Plugin):

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvlinker import __version__
+from kvlinker.cli.demo_command import demonstrate
 from kvlinker.cli.explain_command import explain_description
 from kvlinker.cli.plugins_command import show_plugins
 from kvlinker.cli.screen import screen
@@ -42,6 +43,7 @@ def make_app() -> typer.Typer:
     app.callback()(_options)
     app.command("plugins")(show_plugins)
     app.command("explain")(explain_description)
+    app.command("demo")(demonstrate)
     return app
 
 
