@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from kvlinker.cli.screen import FOUND_A_PROBLEM, refuse, reporting_errors
+from kvlinker.cli.screen import FOUND_A_PROBLEM, reporting_errors
 from kvlinker.discovery import load_plugins
+from kvlinker.errors import ContractError, PluginNotFoundError
 from kvlinker.hookspecs import DemoRequest
 from kvlinker.installed import PluginKind
 from kvlinker.plugins import EnginePlugin
@@ -51,18 +52,21 @@ def _engine(registry: PluginRegistry, name: str | None) -> EnginePlugin:
     if not found:
         broken = [str(r) for r in registry.records if r.kind is PluginKind.ENGINE and r.reason]
         cause = f" ({', '.join(broken)}: see kvlinker plugins)" if broken else ""
-        raise refuse(
+        msg = (
             f"no engine plugin with a demo is installed{cause}; "
             f"try: pip install 'kvlinker-transformers[demo]'"
         )
+        raise PluginNotFoundError(msg)
     if len(found) > 1:
         names = " or ".join(f"--engine {plugin.name}" for plugin in found)
-        raise refuse(f"several engines have a demo; choose one: {names}")
+        msg = f"several engines have a demo; choose one: {names}"
+        raise ContractError(msg)
     return found[0]
 
 
 def _empty_folder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise refuse(f"{folder} is not empty; name a new folder for --keep")
+        msg = f"{folder} is not empty; name a new folder for --keep"
+        raise ContractError(msg)
     return folder.absolute()

@@ -25,7 +25,6 @@ __all__ = [
     "plain_table",
     "print_json",
     "read_text",
-    "refuse",
     "reporting_errors",
     "screen",
 ]
@@ -89,12 +88,6 @@ def amount(size: float) -> str:
     return f"{size:.0f} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
 
 
-def refuse(text: str) -> typer.Exit:
-    """Write an error and return the exit to raise: the command could not do its work."""
-    sys.stderr.write(f"error: {text}\n")
-    return typer.Exit(NOT_DONE)
-
-
 def reporting_errors(command: Callable[_P, None]) -> Callable[_P, None]:
     """Turn an error of kvlinker, or of the file system, into its text and an exit code; others are bugs."""
 
@@ -105,12 +98,17 @@ def reporting_errors(command: Callable[_P, None]) -> Callable[_P, None]:
         except BrokenPipeError:
             raise
         except KVLinkerError as error:
-            raise refuse(str(error)) from error
+            raise _refused(str(error)) from error
         except OSError as error:
             text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            raise refuse(text) from error
+            raise _refused(text) from error
 
     return call
+
+
+def _refused(text: str) -> typer.Exit:
+    sys.stderr.write(f"error: {text}\n")
+    return typer.Exit(NOT_DONE)
 
 
 def read_text(path: Path) -> str:
