@@ -7,6 +7,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -403,6 +404,20 @@ def test_s5_a_broken_plugin_without_a_traceback_is_an_error_without_a_note() -> 
     assert not hasattr(caught.value, "__notes__")
 
 
+def test_an_engine_shows_itself_where_it_can(site: FakeSite) -> None:
+    demo = "\n@hookimpl\ndef run_demo(request):\n    return request.quick\n"
+    kind = PluginKind.ENGINE
+    site.install("fake-e", {"e": "fake_e"}, kind=kind, modules={"fake_e": ENGINE})
+    site.install("fake-f", {"f": "fake_f"}, kind=kind, modules={"fake_f": ENGINE + demo})
+    request = hookspecs.DemoRequest(folder=site.folder, quick=True)
+
+    silent, shown = (site.load("e", "f").engine(name) for name in ("e", "f"))
+
+    assert (silent.has_demo, shown.has_demo, shown.demo(request)) == (False, True, True)
+    with pytest.raises(UnsupportedOperationError, match="does not implement run_demo"):
+        silent.demo(request)
+
+
 # ---- stores -----------------------------------------------------------------------------------
 
 
@@ -527,8 +542,9 @@ def test_s8_a_module_at_hand_that_breaks_the_api_is_an_error_at_once() -> None:
         lambda: hookspecs.match_kv_cache(DESCRIPTION),
         lambda: hookspecs.build_direct_linker_pool_group(DESCRIPTION),
         lambda: hookspecs.open_store({}),
+        lambda: hookspecs.run_demo(hookspecs.DemoRequest(folder=Path())),
     ],
-    ids=["describe_plugin", "describe_kv_cache", "match_kv_cache", "build", "open_store"],
+    ids=["describe_plugin", "describe_kv_cache", "match_kv_cache", "build", "open_store", "demo"],
 )
 def test_s8_a_hook_s_specification_is_no_implementation(call: Callable[[], object]) -> None:
     with pytest.raises(NotImplementedError):

@@ -17,7 +17,8 @@ from kvlinker.discovery import PluginRecord, PluginStatus, load_plugins
 from kvlinker.errors import ContractError, PluginNotFoundError
 from kvlinker.probing import probe_plugins, report_plugin
 
-LONG_S = 60.0
+LONG_S = 600.0
+"""Longer than any test may take: a probe that waits for it fails."""
 
 
 def probed(*names: str, deadline_s: float = LONG_S) -> dict[str, PluginRecord]:

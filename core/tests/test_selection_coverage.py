@@ -346,8 +346,9 @@ def test_s4_ranks_that_hold_different_bytes_never_share_a_key() -> None:
         PluginContractError, match="keeps 'k' in pool 'k' without the rank axes tp 1/4"
     ):
         Claim(with_axes()).made_of(sharded())
-    with pytest.raises(PluginContractError, match="without the rank axes tp 1/4"):
-        Claim(with_axes(CP)).made_of(sharded())
+    for axes in ((CP,), (RankAxis(name="tp", rank=0, size=4),)):
+        with pytest.raises(PluginContractError, match="without the rank axes tp 1/4"):
+            Claim(with_axes(*axes)).made_of(sharded())
 
 
 def test_s4_more_rank_axes_than_needed_share_less_and_are_right() -> None:

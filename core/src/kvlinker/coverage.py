@@ -113,11 +113,8 @@ def _rank_problems(
 
 
 def _is_regrouped(span: BufferSpan, original: BufferSpan) -> bool:
-    count, rest = divmod(span.row_bytes, original.row_bytes)
-    if rest or not count:
-        return False
     try:
-        return original.group_rows(count) == span
+        return original.group_rows(span.row_bytes // original.row_bytes) == span
     except ContractError:
         return False
 

@@ -227,7 +227,6 @@ def _adopt(record: PluginRecord, listed: _Listed, module: ModuleType) -> LoadOut
     kinds = listed[record.distribution, record.module]
     _check_kinds(record, callers, kinds)
     manager.add_hookspecs(hookspecs)
-    manager.check_pending()
     loaded = replace(
         record,
         status=PluginStatus.LOADED,
