@@ -109,6 +109,12 @@ def whole(*specializes: str) -> Match:
     )
 
 
+def claims(*roles: str, specializes: frozenset[str] = frozenset()) -> Match:
+    """Return a match hook that claims these roles, whatever is described."""
+    match = StrategyMatch(buffers=frozenset(roles), specializes=specializes)
+    return lambda _: match
+
+
 def declines(_: KVCacheDescription) -> object:
     return None
 
@@ -135,11 +141,10 @@ def test_s1_every_usable_plugin_is_asked() -> None:
 
 
 def test_s1_b02_a_match_that_drops_a_buffer_is_no_match() -> None:
-    mla: Match = lambda _: StrategyMatch(buffers=frozenset({"kv"}))  # noqa: E731
     cache = described("dsa", ("kv", "index_k"))
 
     with pytest.raises(UnsupportedKVCacheError) as caught:
-        select_strategy(cache, registry_of(mla=mla))
+        select_strategy(cache, registry_of(mla=claims("kv")))
 
     assert str(caught.value).splitlines() == [
         "no plugin takes this KV cache (family 'dsa', buffers index_k, kv)",
@@ -157,10 +162,9 @@ def test_s1_a_buffer_without_rows_is_claimed_too() -> None:
         layers=(LayerFacts(layer=0, global_layer=0),),
         logical_pools=(LogicalPool(name="kv", page_size=PAGE),),
     )
-    partly: Match = lambda _: StrategyMatch(buffers=frozenset({"kv"}))  # noqa: E731
 
     with pytest.raises(UnsupportedKVCacheError, match="leaves buffers 'index_k', 'none' out"):
-        select_strategy(cache, registry_of(mla=partly))
+        select_strategy(cache, registry_of(mla=claims("kv")))
 
 
 @pytest.mark.parametrize(
@@ -188,8 +192,7 @@ def test_s1_a_match_that_names_what_is_not_there_is_no_match(
 
 
 def test_s1_choosing_by_name_does_not_make_half_a_claim_whole() -> None:
-    half: Match = lambda _: StrategyMatch(buffers=frozenset({"k"}))  # noqa: E731
-    registry = registry_of(half=half, whole=whole())
+    registry = registry_of(half=claims("k"), whole=whole())
 
     with pytest.raises(UnsupportedKVCacheError) as caught:
         select_strategy(described(), registry, strategy="half")
@@ -230,9 +233,7 @@ def test_s2_specialization_reaches_through_what_steps_back_itself() -> None:
 
 
 def test_s2_one_that_did_not_match_makes_no_other_step_back() -> None:
-    half: Match = lambda _: StrategyMatch(  # noqa: E731
-        buffers=frozenset({"k"}), specializes=frozenset({"a"})
-    )
+    half = claims("k", specializes=frozenset({"a"}))
 
     assert selected_in_any_order({"a": whole(), "b": half, "c": declines}) == {"a"}
 

@@ -179,7 +179,7 @@ def _guarded(record: PluginRecord, listed: _Listed, module: ModuleType | None) -
         return _adopt(record, listed, module or _imported(record))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001 - see below
         # Importing runs anything, sys.exit and pytest.exit included; one plugin must not end the engine.
         trace = TracebackException.from_exception(error)
         reason = (

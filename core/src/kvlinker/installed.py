@@ -149,7 +149,7 @@ def _damage_reported(what: str) -> Iterator[None]:
     # Anything may be wrong with the metadata of any distribution; it must not hide the plugins of the others.
     try:
         yield
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - see above
         _logger.warning("cannot read the metadata of a distribution (%s): %r", what, error)
 
 
