@@ -41,8 +41,9 @@ class MetricsSnapshot:
 
     @property
     def closes(self) -> bool:
-        """Whether every token looked up is in exactly one reason or still open."""
-        return self.tokens_looked_up == self.tokens_open + sum(self.tokens.values())
+        """Whether no token is counted in two reasons: every one looked up is in one, or still open."""
+        settled = sum(self.tokens.values())
+        return self.tokens_open >= 0 and self.tokens_looked_up == self.tokens_open + settled
 
 
 class LinkerMetrics:
@@ -52,6 +53,7 @@ class LinkerMetrics:
         """Start at zero."""
         self._lock = threading.Lock()
         self._looked_up = 0
+        self._open = 0
         self._tokens: Counter[TokenOutcome] = Counter()
         self._misses: Counter[str] = Counter()
         self._events: Counter[str] = Counter()
@@ -60,11 +62,13 @@ class LinkerMetrics:
         """Open tokens."""
         with self._lock:
             self._looked_up += tokens
+            self._open += tokens
 
     def settle(self, outcome: TokenOutcome, tokens: int, *, pool: str | None = None) -> None:
         """End open tokens in a reason; a miss names its pool."""
         with self._lock:
             self._tokens[outcome] += tokens
+            self._open -= tokens
             if pool is not None:
                 self._misses[pool] += tokens
 
@@ -79,7 +83,7 @@ class LinkerMetrics:
             return MetricsSnapshot(
                 tokens_looked_up=self._looked_up,
                 tokens=MappingProxyType({o: self._tokens[o] for o in TokenOutcome}),
-                tokens_open=self._looked_up - sum(self._tokens.values()),
+                tokens_open=self._open,
                 misses_by_pool=MappingProxyType(dict(self._misses)),
                 events=MappingProxyType(dict(self._events)),
             )
