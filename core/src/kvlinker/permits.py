@@ -17,7 +17,7 @@ __all__ = ["PermittedAccess", "TransferPermit"]
 
 
 class TransferPermit:
-    """The right of one transfer to copy and to publish."""
+    """The right of one transfer to copy and to publish; a transfer that ended has none."""
 
     def __init__(self) -> None:
         """Make a permit that is valid until it is revoked."""
@@ -25,6 +25,7 @@ class TransferPermit:
         self._copies = 0
         self._revoked = False
         self._publishing = False
+        self._kept: object = None
 
     @property
     def is_revoked(self) -> bool:
@@ -35,6 +36,12 @@ class TransferPermit:
     def is_publishing(self) -> bool:
         """Whether the permission to publish was used."""
         return self._publishing
+
+    def keep(self, owners: object) -> None:
+        """Keep the pools' owners alive while copies may run: a group may be closed meanwhile."""
+        with self._changed:
+            if not self._revoked:
+                self._kept = owners
 
     @contextmanager
     def copying(self) -> Iterator[None]:
@@ -69,6 +76,7 @@ class TransferPermit:
             self._revoked = True
             while self._copies:
                 self._changed.wait()
+            self._kept = None
 
 
 class PermittedAccess(DeviceAccess):
@@ -84,6 +92,8 @@ class PermittedAccess(DeviceAccess):
         self._access = access
         self._permit = permit
         self._check_live = check_live
+        # A store may copy from several threads at once.
+        self._counting = threading.Lock()
         self.bytes_read = 0
         """Bytes copied out of pool memory so far."""
         self.bytes_written = 0
@@ -94,6 +104,7 @@ class PermittedAccess(DeviceAccess):
         with self._permit.copying():
             self._check_live()
             self._access.copy_out(plan, host)
+        with self._counting:
             self.bytes_read += plan.total_bytes
 
     def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
@@ -101,4 +112,5 @@ class PermittedAccess(DeviceAccess):
         with self._permit.copying():
             self._check_live()
             self._access.copy_in(plan, host)
+        with self._counting:
             self.bytes_written += plan.total_bytes
