@@ -11,7 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kvlinker.device import DeviceAccess
-from kvlinker.errors import StoreContractError, StoreTimeoutError
+from kvlinker.errors import (
+    DeviceCopyError,
+    StalePoolError,
+    StoreContractError,
+    StoreTimeoutError,
+    TransferRevokedError,
+)
 from kvlinker.plans import TransferPlan
 from kvlinker.store import (
     Hold,
@@ -44,6 +50,8 @@ class Breaker:
         self._lock = threading.Lock()
         self._errors = 0
         self._open_until: float | None = None
+        self.timeouts = 0
+        """Timeouts noted so far: a call tells by it whether it was given up meanwhile."""
 
     @property
     def is_open(self) -> bool:
@@ -62,11 +70,16 @@ class Breaker:
             self._open_until = self._clock() + self._pause
             return True
 
-    def succeed(self) -> None:
-        """Note an answer: the store is up."""
+    def succeed(self, *, timeouts: int) -> None:
+        """Note an answer: the store is up, unless somebody timed out since the call was made.
+
+        Args:
+            timeouts: as they were then. A late answer would let the next caller run into the same wait.
+        """
         with self._lock:
-            self._errors = 0
-            self._open_until = None
+            if timeouts == self.timeouts:
+                self._errors = 0
+                self._open_until = None
 
     def fail(self) -> None:
         """Note an error; the breaker opens after several in a row."""
@@ -78,6 +91,7 @@ class Breaker:
     def trip(self) -> None:
         """Note a timeout: open at once."""
         with self._lock:
+            self.timeouts += 1
             self._open_until = self._clock() + self._pause
 
 
@@ -95,12 +109,15 @@ class GuardedStore:
         if not self.breaker.allow():
             msg = f"{self.name} did not answer lately and is not asked again yet"
             raise StoreTimeoutError(msg)
+        timeouts = self.breaker.timeouts
         try:
             answer = ask()
+        except (DeviceCopyError, StalePoolError, TransferRevokedError):
+            raise  # the pools or the linker stopped the call; the store is not to blame
         except BaseException:
             self.breaker.fail()
             raise
-        self.breaker.succeed()
+        self.breaker.succeed(timeouts=timeouts)
         return answer
 
     def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
