@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 
 from kvlinker.metrics import LinkerMetrics
 from kvlinker.store import ObjectKey
@@ -27,14 +28,46 @@ class FailureLog:
         *,
         pool: str | None = None,
         key: ObjectKey | None = None,
+        outer: BaseException | None = None,
     ) -> None:
-        """Log one failure and count it as `<what>_errors`.
+        """Log one failure and count it as `<what>_errors`; the traceback is logged at level DEBUG.
 
-        Only the error's text is kept: its traceback would keep frames, and with them tensors, alive.
+        Only the error's text is kept. Its frames are let go of, also where the store keeps the error:
+        they hold pools and indices, which would stay in memory with it.
+
+        Args:
+            what: the call that failed.
+            error: why.
+            pool: where it is known.
+            key: of one object, where it is known.
+            outer: what the caller was handling before; its frames are not ours to drop.
         """
         self._metrics.count(f"{what}_errors")
         shown = "-" if key is None else key.hex()
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        text = error if isinstance(error, str) else _text(error)
         logger.warning(
             "%s failed: store=%s pool=%s key=%s: %s", what, self._store, pool or "-", shown, text
         )
+        if isinstance(error, BaseException):
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("%s", "".join(traceback.format_tb(error.__traceback__)))
+            _forget_frames(error, outer)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  # an error of a plugin whose own text fails
+        return f"{type(error).__name__} without a text"
+
+
+def _forget_frames(error: BaseException, outer: BaseException | None) -> None:
+    """Drop the tracebacks of an error and of what led to it, up to what was there before."""
+    seen = {id(outer)}
+    open_errors: list[BaseException | None] = [error]
+    while open_errors:
+        one = open_errors.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            open_errors += [one.__cause__, one.__context__]
