@@ -53,8 +53,10 @@ class BoundaryResult:
     """Restorable prefix lengths in tree pages, ascending, each at least 1."""
     limited_by: str | None
     """Pool that is the reason why the longest boundary is not the whole question."""
-    hole: int | None = None
-    """First page that the limiting pool lacks, where later ones are there."""
+    lacks: int | None = None
+    """First page that the limiting pool lacks, in its own numbers, where it needs all pages."""
+    is_hole: bool = False
+    """Whether pages behind that one are there: written for nothing until it is written too."""
 
 
 Probe = Callable[[str, Sequence[int]], Sequence[bool]]
@@ -81,35 +83,45 @@ def restorable_boundaries(
     beyond the longest boundary still alive.
     """
     alive = list(range(1, num_pages + 1))
-    limited_by, hole = None, None
+    limited_by, gap = None, _Gap()
     ordered = sorted(needs, key=lambda need: need.policy is not HitPolicy.ALL_PAGES)
     for need in ordered:
         longest = alive[-1] if alive else 0
         alive = [boundary for boundary in alive if boundary % need.multiple == 0]
         if need.policy is HitPolicy.ALL_PAGES:
-            alive, gap = _whole_prefix(need, alive, probe)
+            alive, found = _whole_prefix(need, alive, probe)
         else:
-            alive, gap = _trailing(need, alive, probe), None
+            alive, found = _trailing(need, alive, probe), _Gap()
         if (alive[-1] if alive else 0) < longest:
-            limited_by, hole = need.pool, gap
+            limited_by, gap = need.pool, found
         if not alive:
             break
-    return BoundaryResult(boundaries=tuple(alive), limited_by=limited_by, hole=hole)
+    return BoundaryResult(
+        boundaries=tuple(alive), limited_by=limited_by, lacks=gap.page, is_hole=gap.is_hole
+    )
 
 
-def _whole_prefix(need: PoolNeed, alive: list[int], probe: Probe) -> tuple[list[int], int | None]:
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Where a pool of whole prefixes ends."""
+
+    page: int | None = None
+    is_hole: bool = False
+
+
+def _whole_prefix(need: PoolNeed, alive: list[int], probe: Probe) -> tuple[list[int], _Gap]:
     total = (alive[-1] if alive else 0) // need.multiple
     start, size = 0, _FIRST_PROBE
     while start < total:
         pages = range(start, min(start + size, total))
         present = probe(need.pool, pages)
         if not all(present):
-            gap = present.index(False)
-            length = (start + gap) * need.multiple
-            hole = start + gap if any(present[gap:]) else None
-            return [boundary for boundary in alive if boundary <= length], hole
+            first = present.index(False)
+            length = (start + first) * need.multiple
+            gap = _Gap(start + first, any(present[first:]))
+            return [boundary for boundary in alive if boundary <= length], gap
         start, size = pages.stop, size * _PROBE_GROWTH
-    return alive, None
+    return alive, _Gap()
 
 
 def _trailing(need: PoolNeed, alive: list[int], probe: Probe) -> list[int]:

@@ -6,9 +6,14 @@ Tasks are run one at a time, in order; a task keeps no reference beyond its end.
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
+import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 
 __all__ = ["Lane", "LaneTask"]
 
@@ -16,17 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 class LaneTask:
-    """One task of a lane: queued, running, done or abandoned."""
+    """One task of a lane: queued, running, done, dropped or left behind."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         """Wrap the callable; it must report its own outcome."""
         self._run: Callable[[], None] | None = run
         self._ended = threading.Event()
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the task left the queue."""
-        return self._run is None
+        self.was_dropped = False
+        """Whether it ended without having begun."""
 
     @property
     def has_ended(self) -> bool:
@@ -43,16 +45,16 @@ class LaneTask:
         try:
             if run is not None:
                 run()
-        except BaseException:  # a plugin may raise anything, and the lane must live on
-            logger.exception(
-                "a task of lane %s raised; tasks report their outcome themselves", lane
-            )
+        except BaseException:  # noqa: BLE001  # a plugin may raise anything, and the lane must live on
+            # As text: a log record that keeps the exception keeps its frames, and with them tensors, alive.
+            logger.warning("a task of lane %s raised: %s", lane, traceback.format_exc())
         finally:
             self._ended.set()
 
     def drop(self) -> None:
         """End a task that never began."""
         self._run = None
+        self.was_dropped = True
         self._ended.set()
 
 
@@ -61,95 +63,162 @@ class _Worker:
 
     def __init__(self) -> None:
         self.task: LaneTask | None = None
+        self.began = 0.0
         self.retired = False
 
 
-class Lane:
-    """An ordered queue of tasks on a daemon thread that can be replaced."""
+class _Crew:
+    """What a lane's threads share; it does not know the lane, so that a forgotten lane ends."""
 
-    def __init__(self, name: str, *, max_abandoned: int = 8) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = threading.Lock()
+        self.queue: deque[LaneTask] = deque()
+        self.worker: _Worker | None = None
+        self.abandoned: set[_Worker] = set()
+        self.closed = False
+        # A token for each task, and one for the end: its put takes no lock that a finalizer could wait for.
+        self.wake: SimpleQueue[None] = SimpleQueue()
+
+    def add(self, task: LaneTask) -> None:
+        """Queue a task; the caller holds the lock."""
+        self.queue.append(task)
+        self.wake.put(None)
+        if self.worker is None:
+            self.hire()
+
+    def hire(self) -> None:
+        """Start a thread, or drop what is queued where the system gives none; the caller holds the lock."""
+        worker = _Worker()
+        name = f"kvlinker-{self.name}"
+        thread = threading.Thread(target=self._work, args=(worker,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.warning("lane %s has no thread: %s", self.name, error)
+            self.drop_queued()
+        else:
+            self.worker = worker
+
+    def drop_queued(self) -> None:
+        """Drop every queued task; the caller holds the lock."""
+        while self.queue:
+            self.queue.popleft().drop()
+
+    def dismiss(self) -> None:
+        """Let the thread end after what is queued."""
+        self.closed = True
+        self.wake.put(None)
+
+    def _work(self, worker: _Worker) -> None:
+        while (task := self._next(worker)) is not None:
+            task.execute(self.name)
+            with self.lock:
+                worker.task = None
+                if worker.retired:
+                    self.abandoned.discard(worker)
+                    return
+            del task
+
+    def _next(self, worker: _Worker) -> LaneTask | None:
+        while True:
+            self.wake.get()
+            with self.lock:
+                if self.queue:
+                    worker.task, worker.began = self.queue.popleft(), time.monotonic()
+                    return worker.task
+                if self.closed:
+                    return None
+
+
+class Lane:
+    """An ordered queue of tasks on a daemon thread that can be replaced.
+
+    The thread ends when the lane is closed, and also when nobody refers to the lane any more.
+    """
+
+    def __init__(
+        self, name: str, *, max_abandoned: int = 8, task_seconds: float | None = None
+    ) -> None:
         """Make a lane without a thread; the first task starts one.
 
         Args:
             name: of its threads, for logs and debuggers.
-            max_abandoned: hung threads that may be left behind at once; then tasks wait their turn.
+            max_abandoned: hung threads that may be left behind at once; with so many, tasks end without running.
+            task_seconds: a task that runs longer is left behind when another one comes; None for as long as it takes.
         """
-        self._name = name
         self._max_abandoned = max_abandoned
-        self._changed = threading.Condition()
-        self._queue: deque[LaneTask] = deque()
-        self._worker: _Worker | None = None
-        self._abandoned: set[_Worker] = set()
-        self._closed = False
+        self._task_seconds = task_seconds
+        self._process = os.getpid()
+        self._crew = _Crew(name)
+        weakref.finalize(self, self._crew.dismiss).atexit = False
 
     @property
     def abandoned(self) -> int:
         """Threads that still hang in a task that was left behind."""
-        return len(self._abandoned)
+        return len(self._crew.abandoned)
 
     def submit(self, run: Callable[[], None]) -> LaneTask:
-        """Queue a task; on a closed or exhausted lane it ends at once without running."""
+        """Queue a task; where no thread can run it, it ends at once without running.
+
+        So it is on a closed lane, on one whose threads all hang, and in a forked child, which has no threads.
+        """
         task = LaneTask(run)
-        with self._changed:
-            if self._closed or len(self._abandoned) >= self._max_abandoned:
+        crew = self._crew
+        if self._process != os.getpid():
+            task.drop()
+            return task
+        with crew.lock:
+            self._leave_overdue()
+            if crew.closed or len(crew.abandoned) >= self._max_abandoned:
                 task.drop()
-                return task
-            self._queue.append(task)
-            if self._worker is None:
-                self._start()
-            self._changed.notify_all()
+            else:
+                crew.add(task)
         return task
+
+    def _leave_overdue(self) -> None:
+        worker, limit = self._crew.worker, self._task_seconds
+        if worker is None or worker.task is None or limit is None:
+            return
+        if time.monotonic() - worker.began > limit:
+            self._leave(worker)
+
+    def _leave(self, worker: _Worker) -> None:
+        crew = self._crew
+        worker.retired = True
+        crew.abandoned.add(worker)
+        crew.worker = None
+        if crew.queue:
+            crew.hire()
+
+    def drop(self, task: LaneTask) -> bool:
+        """Drop a task that has not begun; False where it has, or has ended."""
+        crew = self._crew
+        with crew.lock:
+            if task not in crew.queue:
+                return False
+            crew.queue.remove(task)
+            task.drop()
+            return True
 
     def abandon(self, task: LaneTask) -> None:
         """Drop a queued task, or leave a running one behind with its thread. Idempotent."""
-        with self._changed:
-            if task in self._queue:
-                self._queue.remove(task)
-                task.drop()
-                return
-            worker = self._worker
-            if worker is None or worker.task is not task:
-                return
-            worker.retired = True
-            self._abandoned.add(worker)
-            self._worker = None
-            if self._queue:
-                self._start()
+        if self.drop(task):
+            return
+        crew = self._crew
+        with crew.lock:
+            if crew.worker is not None and crew.worker.task is task:
+                self._leave(crew.worker)
 
     def close(self, seconds: float) -> bool:
         """Drop what is queued and wait for what runs; False if it still runs when the time is over."""
-        with self._changed:
-            self._closed = True
-            while self._queue:
-                self._queue.popleft().drop()
-            worker = self._worker
-            task = worker.task if worker else None
-            self._changed.notify_all()
+        crew = self._crew
+        with crew.lock:
+            crew.closed = True
+            crew.drop_queued()
+            task = crew.worker.task if crew.worker else None
+        crew.dismiss()
         if task is None or task.wait(seconds):
             return True
         self.abandon(task)
         return False
-
-    def _start(self) -> None:
-        worker = _Worker()
-        self._worker = worker
-        name = f"kvlinker-{self._name}"
-        threading.Thread(target=self._loop, args=(worker,), name=name, daemon=True).start()
-
-    def _loop(self, worker: _Worker) -> None:
-        while (task := self._next(worker)) is not None:
-            task.execute(self._name)
-            with self._changed:
-                worker.task = None
-            del task
-        with self._changed:
-            self._abandoned.discard(worker)
-
-    def _next(self, worker: _Worker) -> LaneTask | None:
-        with self._changed:
-            while not self._queue and not self._closed and not worker.retired:
-                self._changed.wait()
-            if worker.retired or not self._queue:
-                return None
-            worker.task = self._queue.popleft()
-            return worker.task

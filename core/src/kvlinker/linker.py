@@ -9,27 +9,31 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from kvlinker.cleanup import Cleanup
 from kvlinker.device import DeviceAccess, DeviceEvent
 from kvlinker.errors import ContractError
 from kvlinker.failures import FailureLog
 from kvlinker.guard import Breaker, GuardedStore
 from kvlinker.keys import KeyNamespace
+from kvlinker.layer_counter import LayerCounter
 from kvlinker.linker_options import LinkerOptions
 from kvlinker.load_batch import LoadRequest, PoolRequest
-from kvlinker.loads import LayerCounter, LoadQueue
+from kvlinker.loads import LoadQueue
 from kvlinker.lookups import LookupTable
 from kvlinker.metrics import LinkerMetrics, TokenOutcome
 from kvlinker.offloads import OffloadQueue, PoolOffload
 from kvlinker.pool_keys import GroupKeys, Quarantine
 from kvlinker.pools import KV, DevicePoolGroup
 from kvlinker.store import Store
-from kvlinker.transfers import PoolTransfer, Resolution
+from kvlinker.transfers import PoolTransfer, Resolution, ResolutionStatus
 
 __all__ = ["Linker", "LinkerOptions"]
 
@@ -49,12 +53,13 @@ def _shielded(
     ) -> Callable[Concatenate[Linker, _P], _R]:
         @functools.wraps(method)
         def call(self: Linker, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+            outer = sys.exc_info()[1]
             try:
                 return method(self, *args, **kwargs)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001  # L1: see the module's first lines
-                self.failures.report(method.__name__, error)
+                self.failures.report(method.__name__.strip("_"), error, outer=outer)
                 return default
 
         return call
@@ -98,11 +103,12 @@ class Linker:
         self._store = GuardedStore(store, breaker)
         self.failures = FailureLog(self._store.name, self.metrics)
         self._check_sizes()
+        self._keys = GroupKeys(group, namespace)
         if self._store.capabilities.registers_memory:
             store.register(group.regions)
         self._raw_store = store
-        self._keys = GroupKeys(group, namespace)
         self._quarantine = Quarantine(seconds=self.options.quarantine_seconds)
+        self._cleanup = Cleanup(self.failures, seconds=self.options.quiesce_seconds)
         self._lookups = LookupTable(
             group,
             self._store,
@@ -110,6 +116,7 @@ class Linker:
             metrics=self.metrics,
             failures=self.failures,
             quarantine=self._quarantine,
+            cleanup=self._cleanup,
         )
         self._loads = LoadQueue(
             group,
@@ -119,7 +126,7 @@ class Linker:
             metrics=self.metrics,
             failures=self.failures,
             quarantine=self._quarantine,
-            release=self._lookups.release,
+            cleanup=self._cleanup,
         )
         self._offloads = OffloadQueue(
             group,
@@ -132,16 +139,24 @@ class Linker:
         )
         self._closed = False
         # An engine may exit without a close: its threads and holds must not outlive it.
-        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._at_exit)
 
     def _check_sizes(self) -> None:
-        limit = self._store.capabilities.max_object_bytes
+        able, name = self._store.capabilities, self._store.name
         for entry in self.group.entries:
-            if limit is not None and max(entry.part_bytes) > limit:
+            size = max(entry.part_bytes)
+            if able.max_object_bytes is not None and size > able.max_object_bytes:
                 msg = (
-                    f"pool {entry.name!r}: an object has {max(entry.part_bytes)} B, and {self._store.name} "
-                    f"takes at most {limit} B; use a smaller page or another store"
+                    f"pool {entry.name!r}: an object has {size} B, and {name} takes at most "
+                    f"{able.max_object_bytes} B; use a smaller page or another store"
+                )
+                raise ContractError(msg)
+            ranges = len(entry.spans) // len(entry.part_bytes)
+            if able.max_ranges_per_call is not None and ranges > able.max_ranges_per_call:
+                msg = (
+                    f"pool {entry.name!r}: an object has {ranges} ranges, and {name} takes at most "
+                    f"{able.max_ranges_per_call} in a call; use another store"
                 )
                 raise ContractError(msg)
 
@@ -190,27 +205,33 @@ class Linker:
         """
         if self._closed or self._loads.is_queued(rid):
             return False
-        resolution = self._resolve(transfers)
+        asked = tuple(transfers)
         pools = tuple(
             PoolRequest(
                 entry=self.group.entry_map[transfer.name],
                 slots=np.array(transfer.device_indices, dtype=np.int64),
                 page_keys=transfer.keys,
             )
-            for transfer in resolution
+            for transfer in self._resolve(asked)
         )
-        if not pools:
-            return False
         self._loads.check(pools)
-        self._queue(rid, transfers, pools)
+        self._queue(rid, asked, pools)
         return True
 
-    def _resolve(self, transfers: Sequence[PoolTransfer]) -> Resolution:
+    def _resolve(self, transfers: tuple[PoolTransfer, ...]) -> Resolution:
+        """Return what this rank has to move; nothing, where its stage has none of the pools.
+
+        Raises:
+            ContractError: the transfers name no page, or pages without slots, on any rank.
+        """
         resolution = self.group.resolve_transfers(
-            tuple(transfers), allow_partial=True, allow_missing_kv=True
+            transfers, allow_partial=True, allow_missing_kv=True
         )
-        for transfer in resolution:
-            if transfer.device_indices is None:
+        if resolution.status is ResolutionStatus.EMPTY:
+            msg = "the transfers name no page; leave the call out"
+            raise ContractError(msg)
+        for transfer in transfers:
+            if transfer.keys and transfer.device_indices is None:
                 msg = f"pool {transfer.name!r}: a transfer of {len(transfer.keys)} pages has no device_indices"
                 raise ContractError(msg)
         return resolution
@@ -245,7 +266,10 @@ class Linker:
 
     @_shielded(default=frozenset[str]())
     def failed_requests(self, index: int) -> frozenset[str]:
-        """Return which requests of a started, not yet finished batch failed, for engines that can tell them apart."""
+        """Return which requests of a batch failed, for engines that can tell them apart.
+
+        So far for one that is under way, in the end for the one that was finished last.
+        """
         return self._loads.failed_rids(index)
 
     @_shielded(default=False)
@@ -277,12 +301,10 @@ class Linker:
         if self._closed:
             return False
         pools = []
-        for transfer in self._resolve(transfers):
+        for transfer in self._resolve(tuple(transfers)):
             entry = self.group.entry_map[transfer.name]
             pages = entry.prepare_locations(transfer.device_indices)
             pools.append(PoolOffload(entry=entry, pages=pages, page_keys=transfer.keys))
-        if not pools:
-            return False
         self._offloads.offer(pools, self._keys, ready)
         return True
 
@@ -323,12 +345,14 @@ class Linker:
         atexit.unregister(self._at_exit)
         self._loads.close()
         self._offloads.close()
-        self._lookups.close(self.options.quiesce_seconds)
+        self._lookups.close()
+        self._cleanup.close(self.options.quiesce_seconds)
         if self._store.capabilities.registers_memory:
             self._raw_store.unregister()
 
 
-def _close_at_exit(reference: weakref.ref[Linker]) -> None:
+def _close_at_exit(reference: weakref.ref[Linker], process: int) -> None:
     linker = reference()
-    if linker is not None:
+    # A forked child has none of the threads, and the holds are its parent's.
+    if linker is not None and os.getpid() == process:
         linker.close()

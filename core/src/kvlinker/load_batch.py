@@ -54,10 +54,19 @@ class PoolLoad:
     owners: tuple[str, ...]
     """The request that each page belongs to."""
 
+    def select(self, pages: Sequence[int]) -> PoolLoad:
+        """Return the load of some of its pages."""
+        return PoolLoad(
+            entry=self.entry,
+            pages=self.pages.select(pages),
+            keys=tuple(tuple(part[page] for page in pages) for part in self.keys),
+            owners=tuple(self.owners[page] for page in pages),
+        )
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LoadBatch:
-    """Loads under way together; every field after `ready` is guarded by `changed`."""
+    """Loads under way together; what the worker and the engine both change is guarded by `changed`."""
 
     index: int
     requests: tuple[LoadRequest, ...]
@@ -66,11 +75,12 @@ class LoadBatch:
     mapped_layers: frozenset[int]
     """Layers in which any of its pools has bytes."""
     deadline: float
-    ready: tuple[DeviceEvent, ...]
+    ready: tuple[DeviceEvent, ...] = ()
     permit: TransferPermit = field(default_factory=TransferPermit)
     changed: threading.Condition = field(default_factory=threading.Condition)
-    is_reading: bool = False
-    """The engine's events came, and the store is being asked."""
+    loading: tuple[PoolLoad, ...] = ()
+    """What the store is asked for, from when the engine's events came until the end."""
+    was_given_up: bool = False
     layers_done: int = 0
     ended: bool = False
     """Nothing of the batch will touch pool memory again."""
@@ -90,7 +100,7 @@ class LoadBatch:
     def complete_layers(self, count: int) -> None:
         """Note that layers 0..count-1 are complete in every pool."""
         with self.changed:
-            self.layers_done = count
+            self.layers_done = max(self.layers_done, count)
             self.changed.notify_all()
 
     def fail(self, rids: Iterable[str] | None = None) -> bool:
@@ -101,10 +111,22 @@ class LoadBatch:
             self.changed.notify_all()
             return self.failed >= self.rids
 
+    def give_up(self, *, ends: bool) -> bool:
+        """Fail every request, and end the batch or leave that to its worker; False from the second time on."""
+        with self.changed:
+            if self.ended or self.was_given_up:
+                return False
+            self.was_given_up = True
+            self.fail()
+            if ends:
+                self.end()
+            return True
+
     def end(self) -> None:
-        """Note that pool memory will not be touched again."""
+        """Note that pool memory will not be touched again; let go of what only the worker needs."""
         with self.changed:
             self.ended = True
+            self.loading, self.ready = (), ()
             self.changed.notify_all()
 
     def wait_layer(self, layer: int) -> bool:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 import numpy as np
 
+from kvlinker.cleanup import Cleanup
 from kvlinker.device import DeviceAccess, DeviceEvent, wait_for_events
-from kvlinker.errors import ContractError, EventTimeoutError, StoreContractError
+from kvlinker.errors import (
+    ContractError,
+    EventTimeoutError,
+    StoreContractError,
+    TransferRevokedError,
+)
 from kvlinker.failures import FailureLog
 from kvlinker.guard import GuardedStore, checked_read
 from kvlinker.lanes import Lane
+from kvlinker.layer_counter import LayerCounter
 from kvlinker.linker_options import LinkerOptions
 from kvlinker.load_batch import LoadBatch, LoadRequest, PoolLoad, PoolRequest
 from kvlinker.metrics import LinkerMetrics, TokenOutcome
@@ -21,33 +28,10 @@ from kvlinker.permits import PermittedAccess
 from kvlinker.plans import TransferPlan
 from kvlinker.pool_keys import GroupKeys, Quarantine
 from kvlinker.pools import DevicePoolGroup
-from kvlinker.store import Hold, ReadRequest, ReadSession, ReadStatus
+from kvlinker.range_limits import page_groups
+from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 
-__all__ = ["LayerCounter", "LoadQueue"]
-
-
-class LayerCounter:
-    """What an engine's forward waits on, layer by layer; it never raises and never waits for ever."""
-
-    def __init__(
-        self, find: Callable[[int], LoadBatch | None], expire: Callable[[LoadBatch], None]
-    ) -> None:
-        """Wait on the batches that `find` knows; `expire` is called at a batch's deadline."""
-        self._find = find
-        self._expire = expire
-        self._consumer = -1
-
-    def set_consumer(self, index: int) -> None:
-        """Wait on the batch that `start_layer_wise_loading` returned; -1 for none."""
-        self._consumer = index
-
-    def wait_until(self, layer: int) -> None:
-        """Return when every pool's part of the layer has landed, or the batch failed or is unknown."""
-        batch = self._find(self._consumer)
-        if batch is None or layer not in batch.mapped_layers:
-            return
-        if not batch.wait_layer(layer):
-            self._expire(batch)
+__all__ = ["LoadQueue"]
 
 
 class LoadQueue:
@@ -63,9 +47,9 @@ class LoadQueue:
         metrics: LinkerMetrics,
         failures: FailureLog,
         quarantine: Quarantine,
-        release: Callable[[Hold | None], None],
+        cleanup: Cleanup,
     ) -> None:
-        """Make an empty queue; `release` lets go of a lookup's hold."""
+        """Make an empty queue."""
         self._group = group
         self._store = store
         self._access = access
@@ -73,13 +57,14 @@ class LoadQueue:
         self._metrics = metrics
         self._failures = failures
         self._quarantine = quarantine
-        self._release = release
+        self._cleanup = cleanup
         self._lane = Lane("load")
         self._lock = threading.Lock()
         self._queued: dict[str, LoadRequest] = {}
         self._batches: dict[int, LoadBatch] = {}
+        self._finished = (-1, frozenset[str]())
         self._next_index = 0
-        self.layer_done_counter = LayerCounter(self._batches.get, self._expire)
+        self.layer_done_counter = LayerCounter(self._batches.get, self._expire, failures)
 
     def __len__(self) -> int:
         return len(self._queued) + len(self._batches)
@@ -124,7 +109,8 @@ class LoadQueue:
 
     def _settle(self, request: LoadRequest, outcome: TokenOutcome) -> None:
         self._metrics.settle(outcome, request.tokens)
-        self._release(request.hold)
+        if request.hold is not None:
+            self._cleanup.later(request.hold.release)
 
     # ---- batches ------------------------------------------------------------------------------
 
@@ -143,16 +129,21 @@ class LoadQueue:
                     layer for r in requests for p in r.pools for layer in p.entry.layer_mapping
                 ),
                 deadline=time.monotonic() + self._options.load_seconds,
-                ready=tuple(ready),
             )
             self._batches[index] = batch
+        try:
+            batch.ready = tuple(ready)
+        except BaseException as error:  # noqa: BLE001  # what is queued was promised an index
+            self._refuse(batch, f"its ready events cannot be read: {type(error).__name__}: {error}")
+            return index
         batch.task = self._lane.submit(lambda: self._run(batch))
-        if batch.task.has_ended and not batch.ended:
-            # The lane has no thread to give: too many of its tasks hang in the store.
-            batch.fail()
-            batch.end()
-            self._failures.report("load", "every worker hangs in the store")
+        if batch.task.was_dropped:
+            self._refuse(batch, "every worker hangs in the store")
         return index
+
+    def _refuse(self, batch: LoadBatch, reason: str) -> None:
+        batch.give_up(ends=True)
+        self._failures.report("load", reason)
 
     def finish(self, index: int) -> bool:
         """Wait until a batch no longer touches pool memory; True when every request landed."""
@@ -164,62 +155,56 @@ class LoadQueue:
             batch.wait_end(until=None)
         with self._lock:
             self._batches.pop(index, None)
+            self._finished = index, frozenset(batch.failed)
         for request in batch.requests:
             failed = request.rid in batch.failed
             self._settle(request, TokenOutcome.FAILED if failed else TokenOutcome.LANDED)
         return batch.has_landed
 
     def failed_rids(self, index: int) -> frozenset[str]:
-        """Return which requests of a running or ended, not yet finished batch have failed so far."""
+        """Return which requests of a batch failed: so far, or in the end for the one finished last."""
         batch = self._batches.get(index)
-        return frozenset(batch.failed) if batch else frozenset()
+        if batch is not None:
+            return frozenset(batch.failed)
+        finished, failed = self._finished
+        return failed if finished == index else frozenset()
 
     def _expire(self, batch: LoadBatch) -> None:
         """Give a batch up at its deadline: what has not been copied in yet never will be."""
-        if not self._store.capabilities.revocable:
-            batch.fail()
-            return
+        revocable, loading = self._store.capabilities.revocable, batch.loading
+        dropped = batch.task is not None and self._lane.drop(batch.task)
         batch.permit.revoke()
-        with batch.changed:
-            if batch.ended:
-                return
-            batch.fail()
-            batch.end()
-        if batch.is_reading:
-            self._store.breaker.trip()
+        # A store that writes device memory itself ends only by its own end; `finish` waits for it.
+        if not batch.give_up(ends=dropped or revocable):
+            return
         self._failures.report("load", f"batch {batch.index} passed its deadline")
-        if batch.task is not None:
+        if loading:
+            self._store.breaker.trip()
+            self._isolate_all(loading)
+        if revocable and batch.task is not None:
             self._lane.abandon(batch.task)
-        for pool in self._merged(batch):
-            self._isolate(pool, range(pool.pages.num_pages))
-
-    def _merged(self, batch: LoadBatch) -> tuple[PoolLoad, ...]:
-        try:
-            return batch.pool_loads()
-        except Exception as error:  # noqa: BLE001  # stale pools: there is nothing left to isolate
-            self._failures.report("load", error)
-            return ()
 
     # ---- the worker ---------------------------------------------------------------------------
 
     def _run(self, batch: LoadBatch) -> None:
-        pools: tuple[PoolLoad, ...] = ()
         stack = ExitStack()
         try:
             self._await_ready(batch)
-            batch.is_reading = True
             self._group.verify()
-            pools = batch.pool_loads()
-            self._read(batch, pools, stack)
+            batch.permit.keep(self._group.regions)
+            batch.loading = self._split(batch.pool_loads())
+            self._read(batch, stack)
         except BaseException as error:  # noqa: BLE001  # a store may raise anything
             if not batch.permit.is_revoked:
                 self._failures.report("load", error)
-            for pool in pools:
-                self._isolate(pool, range(pool.pages.num_pages))
+                self._isolate_all(batch.loading)
             batch.fail()
-        # No read is under way any more; closing a session must not keep the engine waiting.
+        # A store that copies behind its answer is waited for here, or refused.
+        batch.permit.revoke()
         batch.end()
-        self._close(stack)
+        # No read is under way any more; closing a session must not keep the engine waiting.
+        if not self._cleanup.later(stack.close):
+            self._cleanup.now(stack.close)
 
     def _await_ready(self, batch: LoadBatch) -> None:
         permit = batch.permit
@@ -231,32 +216,40 @@ class LoadQueue:
             )
             raise EventTimeoutError(msg)
 
-    def _close(self, stack: ExitStack) -> None:
-        try:
-            stack.close()
-        except BaseException as error:  # noqa: BLE001  # the store frees its sessions by itself
-            self._failures.report("load", error)
+    def _split(self, pools: Iterable[PoolLoad]) -> tuple[PoolLoad, ...]:
+        """Cut what has more ranges than the store takes in a call."""
+        able = self._store.capabilities
+        limit = able.max_ranges_per_call
+        if limit is None:
+            return tuple(pools)
+        return tuple(
+            pool.select(group)
+            for pool in pools
+            for group in page_groups(pool.pages, _widest(pool, ranged=able.ranged_reads), limit)
+        )
 
-    def _read(self, batch: LoadBatch, pools: tuple[PoolLoad, ...], stack: ExitStack) -> None:
+    def _read(self, batch: LoadBatch, stack: ExitStack) -> None:
         access = PermittedAccess(self._access, batch.permit, self._group.check_live)
-        sessions = [(pool, self._open(pool, stack)) for pool in pools]
-        if self._store.capabilities.ranged_reads:
-            for layer in range(self._group.num_layers):
-                for pool, parts in sessions:
-                    self._read_pool(
-                        batch, pool, parts, pool.entry.layer_plan(pool.pages, layer), access
-                    )
-                batch.complete_layers(layer + 1)
-                if batch.failed >= batch.rids:
-                    return
+        sessions = [(pool, self._open(batch, pool, stack)) for pool in batch.loading]
+        if not self._store.capabilities.ranged_reads:
+            for pool, parts in sessions:
+                plan = pool.entry.page_plan(pool.pages)
+                self._read_pool(batch, pool, parts, plan, access)
+            batch.complete_layers(self._group.num_layers)
             return
-        for pool, parts in sessions:
-            self._read_pool(batch, pool, parts, pool.entry.page_plan(pool.pages), access)
-        batch.complete_layers(self._group.num_layers)
+        for layer in range(self._group.num_layers):
+            for pool, parts in sessions:
+                layer_plan = pool.entry.layer_plan(pool.pages, layer)
+                if layer_plan is not None:
+                    self._read_pool(batch, pool, parts, layer_plan, access)
+            batch.complete_layers(layer + 1)
+            if batch.failed >= batch.rids:
+                return
 
-    def _open(self, pool: PoolLoad, stack: ExitStack) -> list[ReadSession]:
+    def _open(self, batch: LoadBatch, pool: PoolLoad, stack: ExitStack) -> list[ReadSession]:
         sessions = []
         for size, keys in zip(pool.entry.part_bytes, pool.keys, strict=True):
+            _check_wanted(batch)
             request = ReadRequest(keys=keys, object_bytes=size, fingerprint=self._group.fingerprint)
             session = self._store.open_read(request)
             stack.callback(session.close)
@@ -268,16 +261,14 @@ class LoadQueue:
         batch: LoadBatch,
         pool: PoolLoad,
         sessions: list[ReadSession],
-        plan: TransferPlan | None,
+        plan: TransferPlan,
         access: PermittedAccess,
     ) -> None:
-        if plan is None:
-            return
         for part, (session, sub) in enumerate(zip(sessions, plan.by_part(), strict=True)):
-            if not len(sub.spans.base):
-                continue
+            _check_wanted(batch)
             written = access.bytes_written
             statuses = checked_read(self._store.name, session, sub, access)
+            _check_wanted(batch)
             bad = [page for page, status in enumerate(statuses) if status is not ReadStatus.OK]
             self._check_written(sub, len(bad), access.bytes_written - written)
             if bad:
@@ -313,10 +304,13 @@ class LoadQueue:
         self._isolate(pool, bad)
         batch.fail(pool.owners[page] for page in bad)
 
-    def _isolate(self, pool: PoolLoad, pages: Iterable[int]) -> None:
-        chosen = list(pages)
+    def _isolate_all(self, pools: Iterable[PoolLoad]) -> None:
+        for pool in pools:
+            self._isolate(pool, range(pool.pages.num_pages))
+
+    def _isolate(self, pool: PoolLoad, pages: Sequence[int]) -> None:
         for part in pool.keys:
-            self._quarantine.add(part[page] for page in chosen)
+            self._quarantine.add(part[page] for page in pages)
 
     # ---- life cycle ---------------------------------------------------------------------------
 
@@ -326,22 +320,26 @@ class LoadQueue:
             queued, self._queued = list(self._queued.values()), {}
             batches = list(self._batches.values())
             self._batches.clear()
+            self._finished = (-1, frozenset())
         for request in queued:
             self._settle(request, TokenOutcome.CANCELLED)
+        # Those that have not begun first: the lane would begin them when a hung one is left behind.
+        for batch in batches:
+            if batch.task is not None and self._lane.drop(batch.task):
+                batch.give_up(ends=True)
         for batch in batches:
             self._give_up(batch)
         self.layer_done_counter.set_consumer(-1)
 
     def _give_up(self, batch: LoadBatch) -> None:
-        if self._store.capabilities.revocable:
-            batch.permit.revoke()
-            batch.fail()
-            if not batch.wait_end(until=time.monotonic() + self._options.quiesce_seconds):
-                batch.end()
-                if batch.task is not None:
-                    self._lane.abandon(batch.task)
-        else:
+        batch.permit.revoke()
+        batch.fail()
+        if not self._store.capabilities.revocable:
             batch.wait_end(until=None)
+        elif not batch.wait_end(until=time.monotonic() + self._options.quiesce_seconds):
+            batch.end()
+            if batch.task is not None:
+                self._lane.abandon(batch.task)
         for request in batch.requests:
             failed = request.rid in batch.failed
             self._settle(request, TokenOutcome.FAILED if failed else TokenOutcome.ABANDONED)
@@ -350,3 +348,21 @@ class LoadQueue:
         """Reset, and end the thread. Idempotent."""
         self.reset()
         self._lane.close(self._options.quiesce_seconds)
+
+
+def _check_wanted(batch: LoadBatch) -> None:
+    """Stop between two calls of the store once the batch was given up.
+
+    Raises:
+        TransferRevokedError: it was; no failure of the store is to be seen in what it answers now.
+    """
+    if batch.permit.is_revoked:
+        msg = f"batch {batch.index} was given up"
+        raise TransferRevokedError(msg)
+
+
+def _widest(pool: PoolLoad, *, ranged: bool) -> int:
+    """Return how many spans one read of the pool touches at most."""
+    layers = [pool.entry.layer_plan(pool.pages, layer) for layer in pool.entry.layer_mapping]
+    plans = layers if ranged else [pool.entry.page_plan(pool.pages)]
+    return max(len(part.spans.base) for plan in plans if plan for part in plan.by_part())

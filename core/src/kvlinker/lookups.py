@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvlinker.boundaries import BoundaryResult, PoolNeed, needed_pages, restorable_boundaries
+from kvlinker.cleanup import Cleanup
+from kvlinker.errors import StoreTimeoutError
 from kvlinker.failures import FailureLog
 from kvlinker.guard import GuardedStore
 from kvlinker.lanes import Lane
@@ -33,7 +35,7 @@ class LookupRecord:
     hold: Hold | None
     expires: float
     open_tokens: int
-    """Tokens promised and not yet in a final reason."""
+    """Tokens promised, and not yet in a final reason."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -47,8 +49,13 @@ class _Search:
     hold: Hold | None = None
     answered: bool = False
     abandoned: bool = False
-    quarantined: set[str] = field(default_factory=set)
-    """Pools of which a page was left out for being in quarantine."""
+    quarantined: dict[str, set[int]] = field(default_factory=dict)
+    """Pool to those of its pages that are there and in quarantine."""
+
+    def isolated(self, result: BoundaryResult) -> bool:
+        """Whether a page in quarantine, and no absent one, ended the search."""
+        pages = self.quarantined.get(result.limited_by or "", set())
+        return result.lacks in pages if result.lacks is not None else bool(pages)
 
 
 class LookupTable:
@@ -63,6 +70,7 @@ class LookupTable:
         metrics: LinkerMetrics,
         failures: FailureLog,
         quarantine: Quarantine,
+        cleanup: Cleanup,
     ) -> None:
         """Make an empty table over a group and a store."""
         self._group = group
@@ -71,6 +79,7 @@ class LookupTable:
         self._metrics = metrics
         self._failures = failures
         self._quarantine = quarantine
+        self._cleanup = cleanup
         self._lane = Lane("lookup")
         self._lock = threading.Lock()
         self._records: OrderedDict[str, LookupRecord] = OrderedDict()
@@ -96,8 +105,12 @@ class LookupTable:
             if record is not None and record.question == question:
                 self._metrics.count("repeated_lookups")
                 return record.boundaries
-        self.forget(rid, TokenOutcome.NOT_TAKEN)
-        return self._answer_anew(rid, question, kv_keys, resolution, keys)
+        old = self.take(rid)
+        try:
+            return self._answer_anew(rid, question, kv_keys, resolution, keys)
+        finally:
+            # Only now: what both answers need must not be evicted in between.
+            self._let_go(old, TokenOutcome.NOT_TAKEN)
 
     def _answer_anew(
         self,
@@ -152,8 +165,10 @@ class LookupTable:
         ended = task.wait(self._options.lookup_seconds)
         with search.lock:
             # Decided under the lock: from here on a late finder releases its own hold.
-            search.abandoned = not ended
-        if not ended:
+            search.abandoned = not (ended or search.answered)
+        if task.was_dropped:
+            self._failures.report("lookup", "every worker hangs in the store")
+        elif search.abandoned:
             self._lane.abandon(task)
             self._store.breaker.trip()
             self._failures.report("lookup", f"no answer within {self._options.lookup_seconds} s")
@@ -165,25 +180,29 @@ class LookupTable:
             if result.boundaries and self._store.capabilities.leases:
                 result, hold = self._held(search, keys, result)
         except BaseException as error:  # noqa: BLE001  # a store may raise anything; it is a miss
-            self._failures.report("lookup", error)
+            if not search.abandoned:
+                self._failures.report("lookup", error)
             return
         with search.lock:
             if not search.abandoned:
                 search.result, search.hold, search.answered = result, hold, True
                 return
         if hold is not None:
-            hold.release()
+            self._cleanup.now(hold.release)
 
     def _find(self, search: _Search, keys: GroupKeys) -> BoundaryResult:
         def probe(pool: str, pages: Sequence[int]) -> Sequence[bool]:
+            if search.abandoned:
+                msg = "nobody waits for this lookup any more"
+                raise StoreTimeoutError(msg)
             objects = self._objects(search, keys, pool, pages)
             flat = [key for part in objects for key in part]
-            present = self._store.exists(flat)
-            isolated = self._quarantine.flags(flat)
-            if any(isolated):
-                search.quarantined.add(pool)
-            found = [p and not q for p, q in zip(present, isolated, strict=True)]
-            return _all_parts(found, len(pages))
+            present = _all_parts(self._store.exists(flat), len(pages))
+            isolated = _any_part(self._quarantine.flags(flat), len(pages))
+            search.quarantined.setdefault(pool, set()).update(
+                page for page, p, q in zip(pages, present, isolated, strict=True) if p and q
+            )
+            return [p and not q for p, q in zip(present, isolated, strict=True)]
 
         return restorable_boundaries(search.needs, len(search.page_keys), probe)
 
@@ -196,7 +215,9 @@ class LookupTable:
         for need, pages in wanted:
             for part in self._objects(search, keys, need.pool, pages):
                 flat.extend(part)
-        hold, present = self._store.hold(flat, seconds=self._options.hold_seconds)
+        # A load that begins at the last moment is held until its deadline.
+        seconds = self._options.hold_seconds + self._options.load_seconds
+        hold, present = self._store.hold(flat, seconds=seconds)
         if all(present):
             return result, hold
         held = {key for key, is_held in zip(flat, present, strict=True) if is_held}
@@ -209,7 +230,7 @@ class LookupTable:
         kept = set(result.boundaries)
         alive = tuple(b for b in still.boundaries if b in kept)
         if not alive:
-            hold.release()
+            self._cleanup.later(hold.release)
         limited = still.limited_by or result.limited_by
         return BoundaryResult(boundaries=alive, limited_by=limited), hold if alive else None
 
@@ -223,15 +244,15 @@ class LookupTable:
         return [keys.of_part(pool, part, page_keys) for part in range(keys.parts(pool))]
 
     def _settle_miss(self, search: _Search, tokens: int) -> None:
-        pool = search.result.limited_by
-        if search.result.hole is not None:
-            self._metrics.count(f"hole_at_page_{'0' if search.result.hole == 0 else 'n'}")
-        if not tokens:
-            return
-        if pool is not None and pool in search.quarantined:
+        result = search.result
+        isolated = search.isolated(result)
+        if result.is_hole and not isolated:
+            self._metrics.count("hole_at_page_0" if result.lacks == 0 else "hole_at_page_n")
+        if isolated:
             self._metrics.settle(TokenOutcome.QUARANTINED, tokens)
-        else:
-            self._metrics.settle(TokenOutcome.MISS, tokens, pool=pool or self._store.name)
+        elif tokens:
+            pool = result.limited_by or self._store.name
+            self._metrics.settle(TokenOutcome.MISS, tokens, pool=pool)
 
     # ---- records ------------------------------------------------------------------------------
 
@@ -250,22 +271,13 @@ class LookupTable:
 
     def forget(self, rid: str, outcome: TokenOutcome) -> None:
         """Drop a record: release its hold and settle its tokens."""
-        record = self.take(rid)
-        if record is None:
-            return
-        self._metrics.settle(outcome, record.open_tokens)
-        self.release(record.hold)
+        self._let_go(self.take(rid), outcome)
 
-    def release(self, hold: Hold | None) -> None:
-        """Release a hold in the lane: a store that hangs or fails at it stops nobody."""
-        if hold is not None:
-            self._lane.submit(lambda: self._release(hold))
-
-    def _release(self, hold: Hold) -> None:
-        try:
-            hold.release()
-        except BaseException as error:  # noqa: BLE001  # the hold still expires in the store
-            self._failures.report("release", error)
+    def _let_go(self, record: LookupRecord | None, outcome: TokenOutcome) -> None:
+        if record is not None:
+            self._metrics.settle(outcome, record.open_tokens)
+            if record.hold is not None:
+                self._cleanup.later(record.hold.release)
 
     def sweep(self) -> None:
         """Drop expired records."""
@@ -280,13 +292,17 @@ class LookupTable:
         for rid in list(self._records):
             self.forget(rid, TokenOutcome.ABANDONED)
 
-    def close(self, seconds: float) -> None:
-        """Drop every record, let the releases run for at most `seconds`, and end the thread."""
+    def close(self) -> None:
+        """Drop every record and end the thread. Idempotent."""
         self.clear()
-        self._lane.submit(lambda: None).wait(seconds)
         self._lane.close(0)
 
 
 def _all_parts(flags: Sequence[bool], pages: int) -> list[bool]:
-    """Return per page whether all of its objects are there; `flags` is part by part."""
+    """Return per page whether all of its objects are flagged; `flags` is part by part."""
     return [all(flags[page::pages]) for page in range(pages)]
+
+
+def _any_part(flags: Sequence[bool], pages: int) -> list[bool]:
+    """Return per page whether any of its objects is flagged; `flags` is part by part."""
+    return [any(flags[page::pages]) for page in range(pages)]

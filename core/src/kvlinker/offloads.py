@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 
 from kvlinker.device import DeviceAccess, DeviceEvent, wait_for_events
 from kvlinker.entries import DevicePoolEntry
-from kvlinker.errors import EventTimeoutError, StoreContractError
+from kvlinker.errors import EventTimeoutError, StoreContractError, TransferRevokedError
 from kvlinker.failures import FailureLog
 from kvlinker.guard import GuardedStore
 from kvlinker.lanes import Lane, LaneTask
 from kvlinker.linker_options import LinkerOptions
 from kvlinker.metrics import LinkerMetrics
 from kvlinker.permits import PermittedAccess, TransferPermit
-from kvlinker.plans import PreparedPages
+from kvlinker.plans import PreparedPages, TransferPlan
 from kvlinker.pool_keys import GroupKeys, Quarantine
 from kvlinker.pools import KV, DevicePoolGroup
+from kvlinker.range_limits import page_groups
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
 from kvlinker.transfers import PageKey
 
@@ -46,6 +47,9 @@ class _Offload:
     permit: TransferPermit = field(default_factory=TransferPermit)
     lock: threading.Lock = field(default_factory=threading.Lock)
     outcome: bool | None = None
+    was_given_up: bool = False
+    is_writing: bool = False
+    """The engine's events came, and the store is being asked."""
     task: LaneTask | None = None
 
     def settle(self, *, stored: bool) -> bool:
@@ -56,6 +60,14 @@ class _Offload:
             self.outcome = stored
             self.pools, self.ready = (), ()
             return True
+
+    def give_up(self, *, ends: bool) -> bool:
+        """Complete False, or leave that to the worker; False from the second time on."""
+        with self.lock:
+            if self.outcome is not None or self.was_given_up:
+                return False
+            self.was_given_up = True
+        return self.settle(stored=False) if ends else True
 
 
 class OffloadQueue:
@@ -103,7 +115,8 @@ class OffloadQueue:
             offload.settle(stored=False)
             return
         offload.task = self._lane.submit(lambda: self._run(offload))
-        if offload.task.has_ended and offload.settle(stored=False):
+        if offload.task.was_dropped:
+            offload.settle(stored=False)
             self._failures.report("offload", "every worker hangs in the store")
 
     # ---- completions --------------------------------------------------------------------------
@@ -131,47 +144,50 @@ class OffloadQueue:
                 self._give_up(offload, f"not stored within {self._options.offload_seconds} s")
 
     def _give_up(self, offload: _Offload, reason: str) -> None:
-        if not self._store.capabilities.revocable and not self._is_queued(offload):
-            return  # the store reads device memory itself: the engine must keep the page until it is done
+        dropped = offload.task is not None and self._lane.drop(offload.task)
         offload.permit.revoke()
-        if not offload.settle(stored=False):
+        # A store that reads device memory itself is waited for: the engine must keep the pages until then.
+        ends = dropped or self._store.capabilities.revocable
+        if not offload.give_up(ends=ends):
             return
         self._failures.report("offload", reason)
-        if offload.task is not None and not offload.task.has_ended:
-            if not self._is_queued(offload):
-                self._store.breaker.trip()
+        if offload.is_writing:
+            self._store.breaker.trip()
+        if ends and offload.task is not None:
             self._lane.abandon(offload.task)
-
-    def _is_queued(self, offload: _Offload) -> bool:
-        return offload.task is not None and not offload.task.has_begun
 
     # ---- the worker ---------------------------------------------------------------------------
 
     def _run(self, offload: _Offload) -> None:
         stored = False
         try:
-            pools, ready = offload.pools, offload.ready
-            _await_ready(offload, ready)
-            if not offload.permit.is_revoked:
-                self._group.verify()
-                stored = self._store_pools(offload, pools)
+            pools = offload.pools
+            _await_ready(offload)
+            offload.is_writing = True
+            self._group.verify()
+            offload.permit.keep(self._group.regions)
+            stored = self._store_pools(offload, pools)
         except BaseException as error:  # noqa: BLE001  # a store may raise anything
             if not offload.permit.is_revoked:
                 self._failures.report("offload", error)
+        # A store that copies behind its answer is waited for here, or refused.
+        offload.permit.revoke()
         offload.settle(stored=stored)
 
     def _store_pools(self, offload: _Offload, pools: tuple[PoolOffload, ...]) -> bool:
-        batches = [
-            batch
-            for pool in pools
-            if pool.entry.is_writer
-            for batch in self._batches(offload.keys, pool)
-        ]
+        batches: list[WriteBatch] = []
+        for pool in pools:
+            if pool.entry.is_writer:
+                _check_wanted(offload)
+                batches += self._batches(offload.keys, pool)
         if not batches:
             return True
+        _check_wanted(offload)
         access = PermittedAccess(self._access, offload.permit, self._group.check_live)
         answers = self._store.write(batches, access, may_publish=offload.permit.try_publish)
+        _check_wanted(offload)
         self._check_read(batches, answers, access.bytes_read)
+        self._check_asked(answers, offload.permit)
         noted = [self._note(batch, answer) for batch, answer in zip(batches, answers, strict=True)]
         return all(noted)
 
@@ -193,8 +209,16 @@ class OffloadQueue:
             )
             raise StoreContractError(msg)
 
+    def _check_asked(
+        self, answers: tuple[tuple[WriteStatus, ...], ...], permit: TransferPermit
+    ) -> None:
+        """Refuse a WRITTEN for objects that became visible without the permission to publish."""
+        if not permit.is_publishing and any(WriteStatus.WRITTEN in answer for answer in answers):
+            msg = f"{self._store.name} published without asking; its store plugin is at fault"
+            raise StoreContractError(msg)
+
     def _batches(self, keys: GroupKeys, pool: PoolOffload) -> list[WriteBatch]:
-        """Return what the store does not hold yet, one batch per part."""
+        """Return what the store does not hold yet, one batch per part or more where ranges are limited."""
         batches = []
         plan = pool.entry.page_plan(pool.pages)
         for part, sub in enumerate(plan.by_part()):
@@ -202,14 +226,21 @@ class OffloadQueue:
             missing = self._missing(objects)
             self._metrics.count("objects_skipped", len(objects) - len(missing))
             if missing:
-                batches.append(
-                    WriteBatch(
-                        keys=tuple(objects[page] for page in missing),
-                        plan=sub if len(missing) == len(objects) else sub.select(missing),
-                        fingerprint=self._group.fingerprint,
-                    )
-                )
+                chosen = sub if len(missing) == len(objects) else sub.select(missing)
+                batches += self._limited(tuple(objects[page] for page in missing), chosen)
         return batches
+
+    def _limited(self, objects: tuple[ObjectKey, ...], plan: TransferPlan) -> list[WriteBatch]:
+        limit = self._store.capabilities.max_ranges_per_call
+        groups = page_groups(plan.pages, len(plan.spans.base), limit)
+        return [
+            WriteBatch(
+                keys=tuple(objects[page] for page in group),
+                plan=plan if len(groups) == 1 else plan.select(group),
+                fingerprint=self._group.fingerprint,
+            )
+            for group in groups
+        ]
 
     def _missing(self, objects: tuple[ObjectKey, ...]) -> list[int]:
         isolated = self._quarantine.flags(objects)
@@ -245,19 +276,21 @@ class OffloadQueue:
     def reset(self) -> None:
         """Give up every offer and drop the completions; nothing overtaken is published."""
         offloads, self._offloads = list(self._offloads), deque()
+        # Those that have not begun first: the lane would begin them when a hung one is left behind.
         for offload in offloads:
-            self._quiesce(offload)
+            if offload.task is not None and self._lane.drop(offload.task):
+                offload.settle(stored=False)
+        for offload in offloads:
+            if offload.task is not None and offload.outcome is None:
+                self._quiesce(offload, offload.task)
         self._metrics.count("offloads_reset", len(offloads))
 
-    def _quiesce(self, offload: _Offload) -> None:
-        if offload.outcome is not None or offload.task is None:
-            return
-        if not self._store.capabilities.revocable and not self._is_queued(offload):
-            offload.task.wait(None)
-            return
+    def _quiesce(self, offload: _Offload, task: LaneTask) -> None:
         offload.permit.revoke()
-        if self._is_queued(offload) or not offload.task.wait(self._options.quiesce_seconds):
-            self._lane.abandon(offload.task)
+        if not self._store.capabilities.revocable:
+            task.wait(None)
+        elif not task.wait(self._options.quiesce_seconds):
+            self._lane.abandon(task)
         offload.settle(stored=False)
 
     def close(self) -> None:
@@ -266,13 +299,24 @@ class OffloadQueue:
         self._lane.close(self._options.quiesce_seconds)
 
 
-def _await_ready(offload: _Offload, ready: tuple[DeviceEvent, ...]) -> None:
+def _await_ready(offload: _Offload) -> None:
     permit = offload.permit
     if not wait_for_events(
-        ready, deadline=offload.deadline, is_cancelled=lambda: permit.is_revoked
+        offload.ready, deadline=offload.deadline, is_cancelled=lambda: permit.is_revoked
     ):
         msg = "the engine's ready events did not come before the deadline"
         raise EventTimeoutError(msg)
+
+
+def _check_wanted(offload: _Offload) -> None:
+    """Stop between two calls of the store once the offer was given up.
+
+    Raises:
+        TransferRevokedError: it was; no failure of the store is to be seen in what it answers now.
+    """
+    if offload.permit.is_revoked:
+        msg = "the offload was given up"
+        raise TransferRevokedError(msg)
 
 
 def _publish_order(pools: Sequence[PoolOffload]) -> tuple[PoolOffload, ...]:
