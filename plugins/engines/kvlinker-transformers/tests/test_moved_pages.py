@@ -101,7 +101,7 @@ def prefix(request: pytest.FixtureRequest, make_model: MakeModel) -> Prefix:
 def logits_after_a_move(prefix: Prefix, without: Sequence[Place] = ()) -> torch.Tensor:
     """Put the pages elsewhere, with zeros for some of them, and continue."""
     pools, moved = new_request(prefix.model, prefix.options, seed=2)
-    moved.resume(prefix.tokens, lambda _: None)
+    moved.resume(prefix.tokens)
     places = dict(held_pages(pools, moved))
     assert places.keys() == prefix.pages.keys()
     for place, page in places.items():
@@ -120,7 +120,7 @@ def test_moved_pages_lie_elsewhere(prefix: Prefix) -> None:
     _, first = new_request(prefix.model, prefix.options, seed=1)
     _, second = new_request(prefix.model, prefix.options, seed=2)
     for request in (first, second):
-        request.resume(prefix.tokens, lambda _: None)
+        request.resume(prefix.tokens)
 
     for space, table in first.sequence.tables.items():
         assert table.pages != second.sequence.tables[space].pages
@@ -129,10 +129,3 @@ def test_moved_pages_lie_elsewhere(prefix: Prefix) -> None:
 def test_b02_without_one_layers_part_of_one_page_the_logits_differ(prefix: Prefix) -> None:
     for place in prefix.pages:
         assert not torch.equal(logits_after_a_move(prefix, [place]), prefix.logits), place
-
-
-def test_b01_without_any_one_role_the_logits_differ(prefix: Prefix) -> None:
-    for role in {role for role, _, _ in prefix.pages}:
-        without = [place for place in prefix.pages if place[0] == role]
-
-        assert not torch.equal(logits_after_a_move(prefix, without), prefix.logits), role

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kvlinker.description import DescribeRequest, KVCacheDescription
+from collections.abc import Iterable
+
+from kvlinker.description import DescribeRequest, KVCacheDescription, Replication
 from kvlinker.errors import ContractError
 from kvlinker.spans import BufferSpan
 from kvlinker_transformers.pools import PagedPools
@@ -31,4 +33,12 @@ def describe_pools(pools: PagedPools, request: DescribeRequest) -> KVCacheDescri
         layers=pools.layers,
         logical_pools=pools.logical_pools,
         facts=pools.facts,
+        replication=_replication(pools, spans),
     )
+
+
+def _replication(pools: PagedPools, roles: Iterable[str]) -> Replication:
+    """Say whether the bytes are every rank's; the engine itself runs on one rank and has no axes."""
+    if not pools.is_replicated:
+        return Replication()
+    return Replication(sharded_over={role: frozenset() for role in roles})

@@ -6,7 +6,7 @@ Two requests share a page's key exactly when they share every token up to its en
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import SupportsIndex
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from kvlinker.errors import ContractError
 from kvlinker.keys import digest_fields
 
-__all__ = ["page_keys"]
+__all__ = ["PageKeyChain", "page_keys"]
 
 _DIGEST_BYTES = 32
 _TOKEN_DTYPE = np.dtype("<i8")
@@ -23,8 +23,48 @@ _ROOT = "kvlinker-transformers: page chain 1"
 _PAGE = "kvlinker-transformers: page 1"
 
 
+class PageKeyChain:
+    """The keys of a sequence that grows."""
+
+    def __init__(
+        self, page_size: int, *, salt: str | None = None, adapter: str | None = None
+    ) -> None:
+        """Start a chain without tokens; see `page_keys` for the arguments.
+
+        Raises:
+            ContractError: the page size is not positive.
+        """
+        if page_size < 1:
+            msg = f"page_size must be at least 1, got {page_size}"
+            raise ContractError(msg)
+        self.page_size = page_size
+        self._last = digest_fields(_ROOT, (salt, adapter), size=_DIGEST_BYTES)
+        self._open: list[int] = []
+        """Tokens behind the last whole page."""
+        self._keys: list[str] = []
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key of each whole page."""
+        return tuple(self._keys)
+
+    def extend(self, token_ids: Iterable[SupportsIndex]) -> None:
+        """Append tokens.
+
+        Raises:
+            ContractError: a token id is no integer of at least 0; nothing is appended.
+        """
+        self._open += [_token(token) for token in token_ids]
+        whole = len(self._open) // self.page_size * self.page_size
+        for first in range(0, whole, self.page_size):
+            page = np.array(self._open[first : first + self.page_size], dtype=_TOKEN_DTYPE)
+            self._last = digest_fields(_PAGE, (self._last, page.tobytes()), size=_DIGEST_BYTES)
+            self._keys.append(self._last.hex())
+        del self._open[:whole]
+
+
 def page_keys(
-    token_ids: Sequence[SupportsIndex],
+    token_ids: Iterable[SupportsIndex],
     page_size: int,
     *,
     salt: str | None = None,
@@ -41,24 +81,9 @@ def page_keys(
     Raises:
         ContractError: the page size is not positive, or a token id is no integer of at least 0.
     """
-    if page_size < 1:
-        msg = f"page_size must be at least 1, got {page_size}"
-        raise ContractError(msg)
-    key = _root(salt, adapter)
-    keys = []
-    for first in range(0, len(token_ids) - page_size + 1, page_size):
-        key = _next(key, token_ids[first : first + page_size])
-        keys.append(key.hex())
-    return tuple(keys)
-
-
-def _root(salt: str | None, adapter: str | None) -> bytes:
-    return digest_fields(_ROOT, (salt, adapter), size=_DIGEST_BYTES)
-
-
-def _next(parent: bytes, tokens: Sequence[SupportsIndex]) -> bytes:
-    ids = np.array([_token(token) for token in tokens], dtype=_TOKEN_DTYPE)
-    return digest_fields(_PAGE, (parent, ids.tobytes()), size=_DIGEST_BYTES)
+    chain = PageKeyChain(page_size, salt=salt, adapter=adapter)
+    chain.extend(token_ids)
+    return chain.keys
 
 
 def _token(token: SupportsIndex) -> int:

@@ -27,6 +27,8 @@ class PagedPools(ABC):
 
     family: ClassVar[str]
     """Family name that model plugins know."""
+    is_replicated: ClassVar[bool]
+    """Whether ranks of a tensor-parallel group would all hold the same bytes: one KV head for every rank."""
 
     def __init__(self, *, page_size: int, pages: Mapping[str, int], device: torch.device) -> None:
         self.page_size = page_size

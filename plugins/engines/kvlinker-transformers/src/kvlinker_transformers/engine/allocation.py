@@ -54,6 +54,7 @@ def pools_for_config(
         ContractError: an option does not fit the model's family, or a format its geometry.
     """
     geometry = read_geometry(config)
+    device = torch.empty(0, device=device).device  # with its index, as the model's has
     _check_options(config.model_type, geometry, swa_pages=swa_pages, head_major=head_major)
     if isinstance(geometry, MHAGeometry):
         return MHAPools(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from typing_extensions import override
@@ -36,7 +37,8 @@ def latent_codec(kv_format: str, geometry: LatentGeometry) -> RowCodec:
 class LatentPools(PagedPools):
     """Rows of latent and roped values, one for each slot and layer."""
 
-    latent_role: str
+    is_replicated = True
+    latent_role: ClassVar[str]
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ class MHAPools(PagedPools):
     """K and V rows of [kv_heads, head_dim] values, fp8 ones without scales."""
 
     family = "mha"
+    is_replicated = False
 
     def __init__(
         self,

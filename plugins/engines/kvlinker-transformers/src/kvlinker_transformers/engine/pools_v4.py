@@ -52,6 +52,7 @@ class V4Pools(PagedPools):
     """DeepSeek V4 (Flash, Pro): index spaces `kv` for compressed entries, `swa` for windows and states."""
 
     family = "deepseek_v4"
+    is_replicated = True
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker_transformers.engine.cache import AttentionBlock, paged_cache
-from kvlinker_transformers.engine.sequence import LayerGate, PagedSequence
+from kvlinker_transformers.engine.sequence import PagedSequence
 from kvlinker_transformers.engine.spaces import IndexSpaces
 from kvlinker_transformers.pools import PagedPools
 
@@ -55,18 +55,18 @@ class PagedRequest:
         """Tokens whose KV is in the pools."""
         return self.cache.tokens
 
-    def resume(self, tokens: int, gate: LayerGate) -> None:
-        """Hold the pages that follow-up tokens need of the first `tokens` ones, and take these as seen.
+    def resume(self, tokens: int) -> None:
+        """Hold the pages that further tokens need of the first `tokens` ones, and take these as seen.
+
+        The caller restores them; the sequence's gate may let each layer wait for its part.
 
         Args:
-            tokens: whole pages of them, restored by somebody else.
-            gate: waits for a layer's part of that.
+            tokens: whole pages of them.
 
         Raises:
             ContractError: too few pages are free.
         """
         self._spaces.hold(self.sequence, tokens, tokens)
-        self.sequence.gate = gate
         self.cache.resume(tokens)
 
     def feed(self, token_ids: Sequence[int]) -> torch.Tensor:

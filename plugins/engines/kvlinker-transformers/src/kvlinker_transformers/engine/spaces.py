@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+
 from kvlinker_transformers.engine.sequence import PagedSequence
 from kvlinker_transformers.pages import RESERVED_PAGE, PageAllocator
 from kvlinker_transformers.pools import PagedPools
 
 __all__ = ["IndexSpaces"]
+
+
+def _reclaim_nothing() -> None:
+    """Do nothing: every page that is held belongs to a request."""
 
 
 class IndexSpaces:
@@ -20,11 +26,18 @@ class IndexSpaces:
             name: PageAllocator(name, pages, shuffle_seed=shuffle_seed)
             for name, pages in pools.pages.items()
         }
+        self.reclaim: Callable[[], object] = _reclaim_nothing
+        """Called when pages are short, to wait for those that somebody else still reads."""
 
     def first_page(self, space: str, tokens: int) -> int:
         """Return the first of a sequence's pages that its next token needs, once `tokens` are in the pools."""
         window = self._windows[space]
         return 0 if window is None else max(0, tokens - window + 1) // self._page_size
+
+    def window_pages(self, space: str) -> int | None:
+        """Return how many pages before a boundary the next token needs; None for all of them."""
+        window = self._windows[space]
+        return None if window is None else -(-(window - 1) // self._page_size)
 
     def hold(self, sequence: PagedSequence, first: int, last: int) -> None:
         """Allocate what tokens [first, last) of a sequence need beside the pages it holds.
@@ -36,6 +49,8 @@ class IndexSpaces:
             table = sequence.tables[space]
             start = max(len(table.pages), self.first_page(space, first))
             missing = -(-last // self._page_size) - start
+            if missing > allocator.free_pages:
+                self.reclaim()
             if missing > 0:
                 table.replace(start, allocator.allocate(missing))
 
@@ -48,6 +63,16 @@ class IndexSpaces:
         """Release every page of a sequence."""
         for space, table in sequence.tables.items():
             self._release(sequence, space, len(table.pages))
+
+    def retain(self, pages: Mapping[str, Iterable[int]]) -> None:
+        """Keep pages, by index space, for somebody who still reads them."""
+        for space, numbers in pages.items():
+            self.allocators[space].retain(numbers)
+
+    def let_go(self, pages: Mapping[str, Iterable[int]]) -> None:
+        """Undo `retain`."""
+        for space, numbers in pages.items():
+            self.allocators[space].release(numbers)
 
     def _release(self, sequence: PagedSequence, space: str, count: int) -> None:
         table = sequence.tables[space]
