@@ -8,9 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 
-from kvlinker.discovery import PluginKind, PluginRecord, PluginRegistry, available, load_plugins
+from kvlinker.discovery import (
+    PluginKind,
+    PluginRecord,
+    PluginRegistry,
+    PluginStatus,
+    available,
+    load_plugins,
+)
 
-__all__ = ["ENGINE", "MODEL", "STORE", "FakeSite"]
+__all__ = ["ENGINE", "MODEL", "STORE", "FakeSite", "load_twice"]
 
 _PREAMBLE = """
 from kvlinker.hookspecs import PluginInfo, StrategyMatch, hookimpl
@@ -116,3 +123,14 @@ class FakeSite:
         """Mark a distribution as an editable install."""
         origin = {"url": "file:///src", "dir_info": {"editable": True}}
         (metadata / "direct_url.json").write_text(json.dumps(origin))
+
+
+def load_twice(path: Sequence[str], *names: str) -> list[list[str]]:
+    """Load the named plugins two times in a process with this path; return what became of them."""
+    sys.path[:] = path
+    found = []
+    for _ in range(2):
+        registry = load_plugins(allow=names, environ={})
+        broken = [r.reason for r in registry.records if r.status is PluginStatus.BROKEN]
+        found.append([plugin.name for plugin in registry.models()] + broken)
+    return found

@@ -184,24 +184,32 @@ def test_p11_an_install_is_editable_only_where_its_origin_says_so(
 # ---- damaged metadata -------------------------------------------------------------------------
 
 
-def test_p01_damaged_metadata_of_one_distribution_hides_no_other(
-    site: FakeSite, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("metadata", "entry_points"),
+    [
+        ("Name: fake-bad\nVersion: 1\n", b"[kvlinker.models]\nbad = \xff\n"),
+        ("Name: \nVersion: 1\n", b"[kvlinker.models]\nbad = fake_bad\n"),
+        ("Name: fake-bad\nVersion: \n", b"[kvlinker.models]\nbad = fake_bad\n"),
+    ],
+    ids=["undecodable", "nameless", "unversioned"],
+)
+def test_p01_damaged_metadata_of_one_distribution_is_reported_and_hides_no_other(
+    site: FakeSite, caplog: pytest.LogCaptureFixture, metadata: str, entry_points: bytes
 ) -> None:
     site.install("fake-good", {"good": "fake_good"}, modules={"fake_good": MODEL})
     damaged = site.metadata("fake-bad", "")
-    (damaged / "entry_points.txt").write_bytes(b"[kvlinker.models]\nbad = \xff\n")
-    nameless = site.install("fake-nameless", {"nameless": "fake_nameless"})
-    (nameless / "METADATA").write_text("Metadata-Version: 2.1\n")
-    unversioned = site.install("fake-unversioned", {"unversioned": "fake_unversioned"})
-    (unversioned / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-unversioned\n")
+    (damaged / "METADATA").write_text(f"Metadata-Version: 2.1\n{metadata}")
+    (damaged / "entry_points.txt").write_bytes(entry_points)
     caplog.set_level(logging.WARNING, logger="kvlinker")
 
     registry = site.load("good")
 
     assert registry.model("good").name == "good"
-    messages = [record.getMessage() for record in caplog.records]
-    assert all(message.startswith("cannot read the metadata of") for message in messages)
-    assert len(messages) == 3
+    assert [record.name for record in registry.records if record.name in {"good", "bad"}] == [
+        "good"
+    ]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("cannot read the metadata of a distribution (")
 
 
 # ---- cost and freshness -----------------------------------------------------------------------

@@ -11,9 +11,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_site import MODEL, FakeSite
+from fake_site import MODEL, FakeSite, load_twice
 
-from kvlinker.discovery import PluginRecord, PluginStatus, load_plugins
+from kvlinker.discovery import PluginRecord, PluginStatus
 from kvlinker.errors import ContractError, PluginNotFoundError
 from kvlinker.probing import probe_plugins, report_plugin
 
@@ -140,24 +140,13 @@ def test_a_report_is_written_for_a_plugin_that_is_installed_alone(
 # ---- other processes --------------------------------------------------------------------------
 
 
-def load_twice(path: list[str]) -> list[list[str]]:
-    """Load `good` and `bad` two times in a process with this path; return what became of them."""
-    sys.path[:] = path
-    found = []
-    for _ in range(2):
-        registry = load_plugins(allow=["good", "bad"], environ={})
-        broken = [r.reason for r in registry.records if r.status is PluginStatus.BROKEN]
-        found.append([plugin.name for plugin in registry.models()] + broken)
-    return found
-
-
 def test_s9_a_spawned_process_loads_anew_and_gets_the_same(site: FakeSite) -> None:
     site.install("fake-good", {"good": "fake_good"}, modules={"fake_good": MODEL})
     site.install("fake-bad", {"bad": "fake_bad"}, modules={"fake_bad": "raise RuntimeError('x')"})
-    here = load_twice(list(sys.path))
+    here = load_twice(sys.path, "good", "bad")
 
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        there = pool.submit(load_twice, list(sys.path)).result()
+        there = pool.submit(load_twice, list(sys.path), "good", "bad").result()
 
     assert here == there == [["good", "loading it raised RuntimeError: x"]] * 2
 

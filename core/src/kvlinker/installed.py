@@ -140,7 +140,7 @@ def _providers() -> tuple[str, ...]:
     for distribution in importlib_metadata.distributions():
         with _damage_reported(str(distribution.locate_file(""))):
             if any(_entries(distribution)):
-                found.add(normalize(distribution.name))
+                found.add(normalize(_required(distribution.name, "Name")))
     return tuple(sorted(found))
 
 
@@ -151,6 +151,14 @@ def _damage_reported(what: str) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 - see above
         _logger.warning("cannot read the metadata of a distribution (%s): %r", what, error)
+
+
+def _required(value: str | None, field: str) -> str:
+    # Metadata without the field reads as None in some versions of importlib-metadata, whatever its types say.
+    if not value:
+        msg = f"its metadata has no {field}"
+        raise ValueError(msg)
+    return value
 
 
 def _entries(
@@ -174,7 +182,7 @@ def _records(name: str) -> Iterator[PluginRecord]:
             name=entry_name,
             kind=kind,
             distribution=chosen.name,
-            version=chosen.version,
+            version=_required(chosen.version, "Version"),
             module=value,
             location=location,
             editable=_is_editable(chosen),
