@@ -22,7 +22,7 @@ def page_groups(pages: PreparedPages, spans: int, limit: int | None) -> list[ran
         ContractError: a single page has more ranges.
     """
     count = pages.num_pages
-    if limit is None:
+    if limit is None or not count:
         return [range(count)]
     ranges = int(np.bincount(pages.page, minlength=1).max()) * spans
     if ranges > limit:

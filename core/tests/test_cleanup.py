@@ -1,0 +1,91 @@
+"""Cleanup releases what stores hold, whatever they do at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from linker_rig import threads_named, wait_for
+
+from kvlinker.cleanup import Cleanup
+from kvlinker.failures import FailureLog
+from kvlinker.metrics import LinkerMetrics
+from kvlinker.testing import Gate
+
+
+class Place:
+    """A cleanup and what it counted."""
+
+    def __init__(self) -> None:
+        self.metrics = LinkerMetrics()
+        self.cleanup = Cleanup(FailureLog("Store", self.metrics), seconds=0.001)
+
+    @property
+    def errors(self) -> int:
+        return self.metrics.snapshot().events.get("release_errors", 0)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    made = Place()
+    yield made
+    made.cleanup.close(30)
+
+
+def test_l3_releases_happen_soon_and_in_order(place: Place) -> None:
+    done: list[int] = []
+
+    taken = [place.cleanup.later(partial(done.append, number)) for number in range(9)]
+
+    assert taken == [True] * 9
+    wait_for(lambda: done == list(range(9)), "the releases")
+
+
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_l3_a_release_that_fails_is_counted_and_stops_no_other(
+    place: Place, error: type[BaseException]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    done: list[int] = []
+
+    place.cleanup.now(fail)
+    place.cleanup.later(fail)
+    place.cleanup.later(lambda: done.append(1))
+
+    wait_for(lambda: done == [1], "the last release")
+    assert place.errors == 2
+
+
+def test_l3_releases_that_hang_are_left_behind_up_to_a_bound(place: Place) -> None:
+    with Gate() as gate:
+        wait_for(lambda: not place.cleanup.later(gate.pass_through), "the bound")
+
+        assert gate.arrived <= 8
+    wait_for(lambda: place.cleanup.later(lambda: None), "the return of a thread")
+
+
+def test_l10_closing_lets_queued_releases_run() -> None:
+    place, done = Place(), list[int]()
+    place.cleanup.later(lambda: done.append(1))
+
+    place.cleanup.close(30)
+    place.cleanup.close(30)
+
+    assert done == [1]
+    assert not place.cleanup.later(lambda: done.append(2))
+    wait_for(lambda: not threads_named("kvlinker-cleanup"), "the end of the thread")
+    assert done == [1]
+
+
+def test_l10_closing_does_not_wait_for_a_release_that_hangs() -> None:
+    place = Place()
+    with Gate() as gate:
+        place.cleanup.later(gate.pass_through)
+        gate.wait_for_arrivals()
+
+        place.cleanup.close(0.01)
+
+        assert not gate.is_open
