@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from kvlinker.hookspecs import PluginInfo, hookimpl
 from kvlinker.store import Store
+from kvlinker_file.offline import inspect, prune, verify
 from kvlinker_file.options import Durability, FileStoreOptions
 from kvlinker_file.store import FileStore
 
-__all__ = ["Durability", "FileStore", "FileStoreOptions"]
+__all__ = ["Durability", "FileStore", "FileStoreOptions", "inspect", "prune", "verify"]
 
 
 @hookimpl

@@ -126,6 +126,10 @@ class ObjectIndex:
         """Return the rows of the living objects of a segment."""
         return np.flatnonzero(self._lives & (self._segment == segment))
 
+    def rows_of_layout(self, layout: int) -> IndexArray:
+        """Return the rows of the living objects of a layout."""
+        return np.flatnonzero(self._lives & (self._layout == layout))
+
     def rows_older_than(self, tick: int) -> IndexArray:
         """Return the rows of the living objects that were used before a tick, oldest first."""
         rows = np.flatnonzero(self._lives & (self._tick < tick))

@@ -123,7 +123,7 @@ def _fill(state: StoreState) -> None:
     kept = tuple(record for record in kept if _map(state, record))
     objects = saved.select(_are_in(saved.places, kept))
     _forget_the_rest(state, rows, objects, kept, facts)
-    state.know_layouts(layouts)
+    state.note_layouts(layouts)
     _index(state, objects, kept)
     state.counters["lost_at_open"] += len(rows) - len(objects.keys)
 
@@ -191,8 +191,13 @@ def _map(state: StoreState, record: SegmentRecord) -> bool:
         _log.warning("%s: segment %d is damaged", state.options.path, record.number)
         state.directory.remove_segment(record.number)
         return False
-    segment = Segment(number=record.number, descriptor=descriptor, file_bytes=record.file_bytes)
-    segment.assign(record.kind, record.slots)
+    segment = Segment(
+        number=record.number,
+        descriptor=descriptor,
+        file_bytes=record.file_bytes,
+        kind=record.kind,
+        slots=record.slots,
+    )
     state.space.add(segment)
     return True
 
@@ -215,18 +220,18 @@ def _forget_the_rest(
 ) -> None:
     known = set(objects.places.tolist())
     numbers = {record.number for record in kept}
-    is_durable = state.is_durable
-    if is_durable and facts.get("synced") != 1:
+    synced = facts.get("synced") == 1
+    if state.is_durable and not synced and (_is_proven(facts) or not kept):
         for segment in state.space:
             segment.sync()
-    is_synced = is_durable and (_is_proven(facts) or not kept)
+        synced = True
     state.catalog.apply(
         CatalogChange(
             removed=[row[0] for row in rows if isinstance(row[0], int) and row[0] not in known],
             removed_segments=[n for n in state.catalog.segment_numbers() if n not in numbers],
             facts=(
                 ("boot", _boot_id()),
-                ("synced", int(is_synced)),
+                ("synced", int(synced)),
                 ("capacity", state.options.capacity),
             ),
         )

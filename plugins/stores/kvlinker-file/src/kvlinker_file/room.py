@@ -139,9 +139,13 @@ class _Search:
 
 
 def _make_segment(state: StoreState, growth: Growth) -> Segment:
-    descriptor = state.directory.create_segment(growth.number, growth.file_bytes)
-    segment = Segment(number=growth.number, descriptor=descriptor, file_bytes=growth.file_bytes)
-    segment.assign(growth.kind, growth.slots)
+    segment = Segment(
+        number=growth.number,
+        descriptor=state.directory.create_segment(growth.number, growth.file_bytes),
+        file_bytes=growth.file_bytes,
+        kind=growth.kind,
+        slots=growth.slots,
+    )
     try:
         if state.is_durable:
             state.directory.sync()
@@ -171,6 +175,4 @@ def _move_segment(state: StoreState, segment: Segment, kind: SlotKind) -> None:
             with state.lock:
                 state.space.add(segment)
             raise
-        with state.lock:
-            segment.assign(kind, slots)
-            state.space.add(segment)
+        state.remap(segment, record)

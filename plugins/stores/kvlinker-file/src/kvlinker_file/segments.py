@@ -1,17 +1,17 @@
-"""A segment is one slab file, mapped into memory and cut into slots of one size.
+"""A segment is one slab file, cut into slots of one size; a block is some slots of one kind, in any segments.
 
-Its blocks were reserved before it was mapped, so that a full disk shows when a segment is made and
-never as a SIGBUS when it is written.
+A segment's blocks were reserved before it was mapped, so that a full disk shows when the segment is made
+and never as a SIGBUS when it is written.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
+import math
 import mmap
-import os
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, repeat
 
 import numpy as np
@@ -20,16 +20,13 @@ from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.device import HostObjects
-from kvlinker.errors import StoreError
 from kvlinker.frames import header_bytes
 from kvlinker.spans import BufferSpan
+from kvlinker_file.mapping import FileMapping
 
-__all__ = ["Segment", "SlotKind", "checksum"]
+__all__ = ["Segment", "SlotBlock", "SlotKind", "checksum"]
 
 _ALIGNMENT = 64
-_MADV_POPULATE_WRITE = 23
-"""Linux 5.14: fault pages in at once, seven times faster than one by one; older kernels say EINVAL."""
-_PAGE_MASK = ~(mmap.PAGESIZE - 1)
 
 checksum = xxhash.xxh3_64_intdigest
 """XXH3 with 64 bits: the checksum of headers and ranges."""
@@ -52,9 +49,84 @@ class SlotKind:
         """Bytes from slot to slot."""
         return -(-(self.header_bytes + self.payload_bytes) // _ALIGNMENT) * _ALIGNMENT
 
+    @property
+    def map_alignment(self) -> int:
+        """Segments lie at multiples of this: of whole slots and of whole pages."""
+        return math.lcm(self.slot_bytes, mmap.PAGESIZE)
+
     def slots_in(self, size: int) -> int:
         """Return how many slots fit into so many bytes."""
         return size // self.slot_bytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SlotBlock:
+    """Some slots of one kind as rows of one span; the bytes between them are not ours to touch."""
+
+    kind: SlotKind
+    addresses: IndexArray
+    """[slots] where each begins."""
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def select(self, chosen: slice | IndexArray) -> SlotBlock:
+        """Return some of the slots."""
+        return SlotBlock(kind=self.kind, addresses=self.addresses[chosen])
+
+    @cached_property
+    def _base(self) -> int:
+        return int(self.addresses.min())
+
+    @cached_property
+    def _rows(self) -> IndexArray:
+        return (self.addresses - self._base) // self.kind.slot_bytes
+
+    @cached_property
+    def _view(self) -> memoryview:
+        """All bytes from the first slot to the last."""
+        size = int(self.addresses.max()) + self.kind.slot_bytes - self._base
+        return memoryview((ctypes.c_char * size).from_address(self._base)).cast("B")
+
+    def objects(self) -> HostObjects:
+        """Return the payloads, for DeviceAccess; there must be at least one."""
+        span = BufferSpan(
+            base_ptr=self._base + self.kind.header_bytes,
+            rows=int(self._rows.max()) + 1,
+            row_bytes=self.kind.payload_bytes,
+            row_stride=self.kind.slot_bytes,
+            label="slots",
+        )
+        return HostObjects(span=span, slots=self._rows)
+
+    def _headers(self) -> NDArray[np.void]:
+        return np.ndarray(
+            (int(self._rows.max()) + 1,),
+            dtype=np.dtype((np.void, self.kind.header_bytes)),
+            buffer=self._view,
+            strides=(self.kind.slot_bytes,),
+        )
+
+    def read_headers(self) -> NDArray[np.uint8]:
+        """Return a copy of the headers: [slots, header_bytes]."""
+        if not len(self):
+            return np.empty((0, self.kind.header_bytes), dtype=np.uint8)
+        raw = self._headers()[self._rows]
+        return raw.view(np.uint8).reshape(len(self), self.kind.header_bytes)
+
+    def write_headers(self, headers: NDArray[np.uint8]) -> None:
+        """Write headers in front of the payloads."""
+        rows = headers.view(np.dtype((np.void, self.kind.header_bytes))).reshape(len(self))
+        self._headers()[self._rows] = rows
+
+    def checksums(self, offsets: IndexArray, sizes: IndexArray) -> NDArray[np.uint64]:
+        """Return the checksums of some ranges of the payloads as they are now: [slots, ranges]."""
+        starts = (self.addresses - self._base + self.kind.header_bytes)[:, None] + offsets
+        lengths = chain.from_iterable(repeat(sizes.tolist(), len(self)))
+        view = self._view
+        pairs = zip(starts.reshape(-1).tolist(), lengths, strict=True)
+        digests = [checksum(view[start : start + length]) for start, length in pairs]
+        return np.array(digests, dtype=np.uint64).reshape(starts.shape)
 
 
 class Segment:
@@ -63,38 +135,18 @@ class Segment:
     Not locked: the store's lock guards `take` and `give`; the bytes of a slot belong to whoever took it.
     """
 
-    def __init__(self, *, number: int, descriptor: int, file_bytes: int) -> None:
-        """Map a reserved file; the descriptor is closed."""
+    def __init__(
+        self, *, number: int, descriptor: int, file_bytes: int, kind: SlotKind, slots: int
+    ) -> None:
+        """Map a reserved file and cut it into free slots; the descriptor is closed."""
         self.number = number
         self.file_bytes = file_bytes
-        try:
-            self._map = mmap.mmap(descriptor, file_bytes)
-        finally:
-            os.close(descriptor)
-        self._view = memoryview(self._map)
-        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
-        self._base = int(self._bytes.ctypes.data)
-
-    def assign(self, kind: SlotKind, slots: int) -> None:
-        """Cut the file into slots of a kind, all of them free."""
         self.kind = kind
         self.slots = slots
-        self._free = np.arange(slots, dtype=np.int64)[::-1].copy()
         self.free_slots = slots
+        self._free = np.arange(slots, dtype=np.int64)[::-1].copy()
         self._is_present = np.zeros(slots, dtype=np.bool_)
-        self._span = BufferSpan(
-            base_ptr=self._base + kind.header_bytes,
-            rows=slots,
-            row_bytes=kind.payload_bytes,
-            row_stride=kind.slot_bytes,
-            label=f"segment {self.number}",
-        )
-        self._headers = np.ndarray(
-            (slots, kind.header_bytes),
-            dtype=np.uint8,
-            buffer=self._bytes,
-            strides=(kind.slot_bytes, 1),
-        )
+        self._mapping = FileMapping(descriptor, file_bytes, alignment=kind.map_alignment)
 
     # ---- slots --------------------------------------------------------------------------------
 
@@ -126,28 +178,9 @@ class Segment:
 
     # ---- bytes --------------------------------------------------------------------------------
 
-    def objects(self, slots: IndexArray) -> HostObjects:
-        """Return the payloads of some slots, for DeviceAccess."""
-        return HostObjects(span=self._span, slots=slots)
-
-    def read_headers(self, slots: IndexArray) -> NDArray[np.uint8]:
-        """Return a copy of the headers: [slots, header_bytes]."""
-        return self._headers[slots]
-
-    def write_headers(self, slots: IndexArray, headers: NDArray[np.uint8]) -> None:
-        """Write headers in front of the payloads."""
-        self._headers[slots] = headers
-
-    def checksums(
-        self, slots: IndexArray, offsets: IndexArray, sizes: IndexArray
-    ) -> NDArray[np.uint64]:
-        """Return the checksums of some ranges of the payloads as they are now: [slots, ranges]."""
-        starts = slots[:, None] * self.kind.slot_bytes + (self.kind.header_bytes + offsets)
-        lengths = chain.from_iterable(repeat(sizes.tolist(), len(slots)))
-        view = self._view
-        pairs = zip(starts.reshape(-1).tolist(), lengths, strict=True)
-        digests = [checksum(view[start : start + length]) for start, length in pairs]
-        return np.array(digests, dtype=np.uint64).reshape(starts.shape)
+    def addresses(self, slots: IndexArray) -> IndexArray:
+        """Return where slots begin."""
+        return self._mapping.address + slots * self.kind.slot_bytes
 
     def prepare_writing(self, slots: IndexArray) -> None:
         """Fault in the pages of slots that were not written since the file was mapped.
@@ -156,36 +189,23 @@ class Segment:
             StoreError: the disk cannot give the pages; writing them would have ended the process.
         """
         fresh = np.sort(slots[~self._is_present[slots]])
-        if not fresh.size:
-            return
-        cuts = np.flatnonzero(np.diff(fresh) != 1) + 1
-        for run in np.split(fresh, cuts):
-            self._populate(int(run[0]), int(run[-1]) + 1)
+        for first, last in _runs(fresh):
+            size = self.kind.slot_bytes
+            self._mapping.populate(first * size, (last + 1) * size)
         self._is_present[fresh] = True
-
-    def _populate(self, first: int, end: int) -> None:
-        start = first * self.kind.slot_bytes & _PAGE_MASK
-        size = min(self.file_bytes, end * self.kind.slot_bytes) - start
-        # Through ctypes, because mmap.madvise holds the interpreter lock for as long as the kernel works.
-        libc = ctypes.CDLL(None, use_errno=True)
-        address, length = ctypes.c_void_p(self._base + start), ctypes.c_size_t(size)
-        if (
-            libc.madvise(address, length, _MADV_POPULATE_WRITE)
-            and ctypes.get_errno() == errno.EFAULT
-        ):
-            msg = (
-                f"segment {self.number}: the disk cannot give the pages of slots {first}..{end - 1}"
-            )
-            raise StoreError(msg)
 
     def sync(self) -> None:
         """Return when the bytes written so far are on the disk."""
-        self._map.flush()
+        self._mapping.sync()
 
     def close(self) -> None:
-        """Unmap; nobody may use a slot any more."""
-        self._view.release()
-        del self._headers, self._bytes
-        # A view that somebody still holds keeps the mapping alive; it goes with the view.
-        with suppress(BufferError):
-            self._map.close()
+        """Unmap; nobody may use a slot any more. Idempotent."""
+        self._mapping.close()
+
+
+def _runs(slots: IndexArray) -> Sequence[tuple[int, int]]:
+    """Return the first and last of each run of consecutive slots."""
+    cuts = np.flatnonzero(np.diff(slots) != 1)
+    first = np.concatenate([slots[:1], slots[cuts + 1]])
+    last = np.concatenate([slots[cuts], slots[-1:]])
+    return tuple(zip(first.tolist(), last.tolist(), strict=True))

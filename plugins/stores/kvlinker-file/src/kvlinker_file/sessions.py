@@ -16,7 +16,7 @@ from kvlinker.frames import FrameHeaders, FrameStatus, decode_headers
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 from kvlinker_file.index import ABSENT
-from kvlinker_file.segments import Segment, checksum
+from kvlinker_file.segments import SlotBlock, checksum
 from kvlinker_file.state import StoreState
 
 __all__ = ["FileReadSession"]
@@ -27,12 +27,11 @@ _CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Part:
-    """The objects of a session that lie in one segment."""
+    """The objects of a session that lie in slots of one kind."""
 
-    segment: Segment
     positions: IndexArray
     """[objects] which objects of the request these are, ascending."""
-    slots: IndexArray
+    block: SlotBlock
     headers: FrameHeaders
 
 
@@ -111,22 +110,16 @@ class FileReadSession(ReadSession):
         with self._lock:
             if self._parts is None:
                 found = np.flatnonzero(self._rows != ABSENT)
-                with self._state.lock:
-                    numbers = self._state.index.segments_of(self._rows[found])
-                    slots = self._state.index.slots_of(self._rows[found])
-                    segments = [self._state.space[number] for number in np.unique(numbers)]
-                self._parts = tuple(
-                    self._check_part(segment, found[chosen], slots[chosen])
-                    for segment in segments
-                    for chosen in (numbers == segment.number,)
-                )
+                blocks = self._state.blocks_of(self._rows[found])
+                parts = [self._check_part(block, found[chosen]) for chosen, block in blocks]
+                self._parts = tuple(parts)
             return self._parts
 
-    def _check_part(self, segment: Segment, positions: IndexArray, slots: IndexArray) -> _Part:
+    def _check_part(self, block: SlotBlock, positions: IndexArray) -> _Part:
         request = self._request
         headers = decode_headers(
-            segment.read_headers(slots),
-            ranges=segment.kind.ranges,
+            block.read_headers(),
+            ranges=block.kind.ranges,
             keys=[request.keys[i] for i in positions.tolist()],
             fingerprint=request.fingerprint,
             payload_bytes=request.object_bytes,
@@ -134,12 +127,7 @@ class FileReadSession(ReadSession):
         )
         self._fail(positions[headers.status == FrameStatus.FOREIGN], ReadStatus.MISS)
         self._fail(positions[headers.status == FrameStatus.BROKEN], ReadStatus.CORRUPT)
-        return _Part(
-            segment=segment,
-            positions=positions,
-            slots=slots,
-            headers=headers,
-        )
+        return _Part(positions=positions, block=block, headers=headers)
 
     def _fail(self, positions: IndexArray, status: ReadStatus) -> None:
         """Drop objects whose slots do not hold what the index says."""
@@ -162,7 +150,7 @@ class FileReadSession(ReadSession):
             positions = part.positions[numbers]
             if len(positions):
                 chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
-                memory.copy_in(chosen, part.segment.objects(part.slots[numbers]))
+                memory.copy_in(chosen, part.block.select(numbers).objects())
 
     def _is_ok(self, position: int) -> bool:
         return self._statuses[position] is ReadStatus.OK
@@ -177,9 +165,8 @@ class FileReadSession(ReadSession):
         for group in groups:
             headers, first = part.headers, int(group[0])
             ranges = headers.covering(first, plan.spans.offset, plan.range_bytes)
-            found = part.segment.checksums(
-                part.slots[group], headers.offsets[first][ranges], headers.sizes[first][ranges]
-            )
+            table = headers.offsets[first][ranges], headers.sizes[first][ranges]
+            found = part.block.select(group).checksums(*table)
             is_right = np.all(found == headers.checksums[group][:, ranges], axis=1)
             self._fail(part.positions[group[~is_right]], ReadStatus.CORRUPT)
             good.append(group[is_right])

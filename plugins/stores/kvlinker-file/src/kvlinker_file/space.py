@@ -21,6 +21,11 @@ class Taken:
     segment: Segment
     slots: IndexArray
 
+    @property
+    def addresses(self) -> IndexArray:
+        """Where the slots begin."""
+        return self.segment.addresses(self.slots)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,7 +23,7 @@ from kvlinker_file.directory import StoreDirectory
 from kvlinker_file.holds import HoldTable
 from kvlinker_file.index import ObjectIndex
 from kvlinker_file.options import Durability, FileStoreOptions
-from kvlinker_file.segments import Segment
+from kvlinker_file.segments import Segment, SlotBlock, SlotKind
 from kvlinker_file.space import SlabSpace, Taken
 
 __all__ = ["StoreState"]
@@ -126,18 +126,19 @@ class StoreState:
             self.save_removals()
             while self.save_use():
                 pass
-            with self.lock:
-                empty = [segment for segment in self.space if not segment.used_slots]
-                for segment in empty:
-                    self._retire(segment)
-            self.remove_surplus()
+            self.remove_empty_segments()
         except StoreError as error:
             # The catalog still names only what is whole; the order of use or some removals are lost.
             _log.warning("%s: closed without saving everything: %s", self.options.path, error)
 
     # ---- layouts ------------------------------------------------------------------------------
 
-    def know_layouts(self, layouts: dict[int, bytes]) -> None:
+    @property
+    def layouts(self) -> dict[int, bytes]:
+        """Fingerprints by layout number."""
+        return {number: fingerprint for fingerprint, number in self._layouts.items()}
+
+    def note_layouts(self, layouts: Mapping[int, bytes]) -> None:
         """Take over the layouts that the catalog knows."""
         self._layouts = {fingerprint: number for number, fingerprint in layouts.items()}
 
@@ -191,6 +192,8 @@ class StoreState:
                 layouts=layouts,
                 segments=segments,
                 removed_segments=removed_segments,
+                # From the first object on that is not synced, a restart of the machine leaves doubts.
+                facts=() if self.is_durable or not added else (("synced", 0),),
             )
             self.catalog.apply(change)
         with self.lock:
@@ -238,6 +241,18 @@ class StoreState:
                 surplus, self._surplus = self._surplus, []
             self.delete_segments(surplus)
 
+    def remove_empty_segments(self) -> None:
+        """Delete the files of all segments without objects.
+
+        Raises:
+            StoreError: the catalog cannot be written; the files stay.
+        """
+        with self.lock:
+            for segment in self.space:
+                if not segment.used_slots:
+                    self._retire(segment)
+        self.remove_surplus()
+
     def delete_segments(self, segments: Sequence[Segment]) -> None:
         """Delete retired segments that nobody uses; the caller holds the commit lock, and only that."""
         try:
@@ -252,6 +267,27 @@ class StoreState:
         with self.lock:
             for segment in segments:
                 self.space.remove(segment)
+
+    def remap(self, old: Segment, record: SegmentRecord) -> None:
+        """Cut a retired segment that nobody uses into slots of another kind; the caller holds the commit lock.
+
+        Raises:
+            OSError: its file cannot be opened; the segment is gone until the store is opened again.
+        """
+        old.close()
+        descriptor = self.directory.open_segment(record.number, record.file_bytes)
+        if descriptor is None:
+            msg = f"segment {record.number} is not the file that was made"
+            raise StoreError(msg)
+        segment = Segment(
+            number=record.number,
+            descriptor=descriptor,
+            file_bytes=record.file_bytes,
+            kind=record.kind,
+            slots=record.slots,
+        )
+        with self.lock:
+            self.space.add(segment)
 
     # ---- use ----------------------------------------------------------------------------------
 
@@ -274,6 +310,23 @@ class StoreState:
         return len(places) == _USE_ROWS
 
     # ---- what sessions do ---------------------------------------------------------------------
+
+    def blocks_of(self, rows: IndexArray) -> list[tuple[IndexArray, SlotBlock]]:
+        """Return the slots of pinned rows by kind, each with the positions among the rows."""
+        with self.lock:
+            numbers, slots = self.index.segments_of(rows), self.index.slots_of(rows)
+            segments = [self.space[number] for number in np.unique(numbers).tolist()]
+        addresses = np.zeros(len(rows), dtype=np.int64)
+        kinds: dict[SlotKind, list[int]] = {}
+        for segment in segments:
+            chosen = np.flatnonzero(numbers == segment.number)
+            addresses[chosen] = segment.addresses(slots[chosen])
+            kinds.setdefault(segment.kind, []).extend(chosen.tolist())
+        found = []
+        for kind, positions in kinds.items():
+            order = np.sort(np.array(positions, dtype=np.int64))
+            found.append((order, SlotBlock(kind=kind, addresses=addresses[order])))
+        return found
 
     def unpin(self, rows: IndexArray) -> None:
         """Let go of rows that a session or a call kept."""

@@ -26,6 +26,7 @@ from kvlinker_file.holds import FileHold
 from kvlinker_file.index import ABSENT
 from kvlinker_file.opening import open_state
 from kvlinker_file.options import FileStoreOptions
+from kvlinker_file.selftest import run_self_test
 from kvlinker_file.sessions import FileReadSession
 from kvlinker_file.writing import write_batches
 
@@ -64,6 +65,12 @@ class FileStore(Store):
             leases=True,
             max_object_bytes=self._state.space.largest_payload(),
         )
+        if options.self_test:
+            try:
+                run_self_test(self)
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def capabilities(self) -> StoreCapabilities:

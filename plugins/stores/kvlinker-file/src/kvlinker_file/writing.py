@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
 from kvlinker_file.catalog import place_of
 from kvlinker_file.index import ABSENT, NewObjects
 from kvlinker_file.room import find_room
-from kvlinker_file.segments import SlotKind, checksum
+from kvlinker_file.segments import SlotBlock, SlotKind, checksum
 from kvlinker_file.space import Taken
 from kvlinker_file.state import StoreState
 
@@ -34,7 +35,7 @@ _CHUNK_BYTES = 4 << 20
 _NO_ROWS: IndexArray = np.empty(0, dtype=np.int64)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class _Work:
     """What one batch needs."""
 
@@ -52,6 +53,12 @@ class _Work:
     def fresh_keys(self) -> list[ObjectKey]:
         """Keys of the objects to write, in order."""
         return [self.batch.keys[i] for i in self.fresh.tolist()]
+
+    @cached_property
+    def block(self) -> SlotBlock:
+        """The slots taken, in the order of the objects to write."""
+        addresses = [taken.addresses for taken in self.taken]
+        return SlotBlock(kind=self.kind, addresses=np.concatenate(addresses or [_NO_ROWS]))
 
     def mark(self, status: WriteStatus) -> None:
         """Give every object to write the same status."""
@@ -98,6 +105,8 @@ def _look_up(state: StoreState, works: Sequence[_Work]) -> IndexArray:
     kept = [_NO_ROWS]
     with state.lock:
         for number, work in enumerate(works):
+            if work.kind.payload_bytes > state.space.largest_payload():
+                continue  # it stays FAILED: no eviction could ever make room
             rows, stays = _stored(state, work, work.batch.keys)
             fresh = []
             for position, key in enumerate(work.batch.keys):
@@ -148,37 +157,32 @@ def _take_slots(state: StoreState, works: Sequence[_Work]) -> bool:
 
 def _copy(state: StoreState, works: Sequence[_Work], memory: DeviceAccess) -> None:
     for work in works:
-        done = 0
         for taken in work.taken:
-            positions = work.fresh[done : done + len(taken.slots)]
-            done += len(taken.slots)
             taken.segment.prepare_writing(taken.slots)
-            chunk = max(1, _CHUNK_BYTES // work.kind.payload_bytes)
-            for start in range(0, len(positions), chunk):
-                end = start + chunk
-                _copy_chunk(work, taken, positions[start:end], taken.slots[start:end], memory)
+        chunk = max(1, _CHUNK_BYTES // work.kind.payload_bytes)
+        for start in range(0, len(work.fresh), chunk):
+            _copy_chunk(work, slice(start, start + chunk), memory)
     if state.is_durable:
         for segment in {taken.segment for work in works for taken in work.taken}:
             segment.sync()
 
 
-def _copy_chunk(
-    work: _Work, taken: Taken, positions: IndexArray, slots: IndexArray, memory: DeviceAccess
-) -> None:
-    batch, layout, segment = work.batch, work.layout, taken.segment
+def _copy_chunk(work: _Work, chunk: slice, memory: DeviceAccess) -> None:
+    batch, layout, positions = work.batch, work.layout, work.fresh[chunk]
+    block = work.block.select(chunk)
     plan = batch.plan
     if len(positions) != plan.num_pages:
         plan = plan.select(positions)
-    memory.copy_out(plan, segment.objects(slots))
+    memory.copy_out(plan, block.objects())
     columns = np.array(layout.offsets, dtype=np.int64), np.array(layout.sizes, dtype=np.int64)
     headers = encode_headers(
         layout,
         [batch.keys[i] for i in positions.tolist()],
         batch.fingerprint,
-        segment.checksums(slots, *columns),
+        block.checksums(*columns),
         checksum=checksum,
     )
-    segment.write_headers(slots, headers)
+    block.write_headers(headers)
 
 
 def _publish_if_allowed(
