@@ -49,7 +49,7 @@ _DESCRIBE = "describe_plugin"
 _HOOKS: Mapping[PluginKind, tuple[str, ...]] = MappingProxyType(
     {
         PluginKind.MODEL: ("match_kv_cache", "build_direct_linker_pool_group"),
-        PluginKind.STORE: ("open_store",),
+        PluginKind.STORE: ("open_store", "open_store_tools"),
         PluginKind.ENGINE: ("describe_kv_cache", "run_demo"),
     }
 )
@@ -63,6 +63,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             hookspecs.match_kv_cache,
             hookspecs.build_direct_linker_pool_group,
             hookspecs.open_store,
+            hookspecs.open_store_tools,
             hookspecs.run_demo,
         )
     }

@@ -18,6 +18,7 @@ from kvlinker.description import DescribeRequest, KVCacheDescription
 from kvlinker.errors import ContractError
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.store import Store
+from kvlinker.store_tools import StoreTools
 
 __all__ = [
     "API_VERSION",
@@ -31,6 +32,7 @@ __all__ = [
     "hookimpl",
     "match_kv_cache",
     "open_store",
+    "open_store_tools",
     "run_demo",
 ]
 
@@ -122,6 +124,12 @@ def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoo
 @hookspec
 def open_store(config: Mapping[str, object]) -> Store:
     """Open the plugin's store; unknown options are refused with the closest match."""
+    raise NotImplementedError
+
+
+@hookspec
+def open_store_tools(path: Path) -> StoreTools | None:
+    """Return tools for the store that lies in a folder, or None if it is not this plugin's; locks nothing yet."""
     raise NotImplementedError
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
 
 from kvlinker.description import DescribeRequest, KVCacheDescription
@@ -16,6 +17,7 @@ from kvlinker.hookspecs import DemoRequest, StrategyMatch
 from kvlinker.installed import PluginKind, PluginRecord
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.store import Store
+from kvlinker.store_tools import StoreTools
 
 __all__ = ["EnginePlugin", "HookCall", "ModelPlugin", "Plugin", "StorePlugin", "one_line"]
 
@@ -161,3 +163,17 @@ class StorePlugin(Plugin):
             PluginError: the plugin raised, or answered with something else.
         """
         return self._demand("open_store", Store, config=config)  # type: ignore[type-abstract]  # for isinstance alone
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the plugin can look after stores that nobody has open."""
+        return self.provides("open_store_tools")
+
+    def tools(self, path: Path) -> StoreTools | None:
+        """Return tools for the store in a folder, or None if it is not one of this plugin's.
+
+        Raises:
+            UnsupportedOperationError: the plugin has no tools.
+            PluginError: the plugin raised, or answered with something else.
+        """
+        return self._ask("open_store_tools", StoreTools, path=path)  # type: ignore[type-abstract]  # for isinstance alone

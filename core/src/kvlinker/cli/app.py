@@ -13,6 +13,7 @@ from kvlinker.cli.demo_command import demonstrate
 from kvlinker.cli.explain_command import explain_description
 from kvlinker.cli.plugins_command import show_plugins
 from kvlinker.cli.screen import screen
+from kvlinker.cli.store_commands import make_store_app
 
 __all__ = ["make_app", "run"]
 
@@ -43,6 +44,7 @@ def make_app() -> typer.Typer:
     app.callback()(_options)
     app.command("plugins")(show_plugins)
     app.command("explain")(explain_description)
+    app.add_typer(make_store_app(), name="store")
     app.command("demo")(demonstrate)
     return app
 

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from kvlinker.cli.quantities import amount
 from kvlinker.cli.screen import (
     FOUND_A_PROBLEM,
     Json,
-    amount,
     heading,
     plain_table,
     print_json,

@@ -20,7 +20,6 @@ __all__ = [
     "FOUND_A_PROBLEM",
     "NOT_DONE",
     "Json",
-    "amount",
     "heading",
     "plain_table",
     "print_json",
@@ -37,8 +36,6 @@ NOT_DONE = 2
 Json: TypeAlias = bool | int | float | str | list["Json"] | Mapping[str, "Json"] | None
 
 _P = ParamSpec("_P")
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_STEP = 1024
 _WIDTH = 100
 
 
@@ -77,15 +74,6 @@ def heading(console: Console, text: str) -> None:
     """Write a title with an empty line above it."""
     console.print()
     console.print(text, style="bold")
-
-
-def amount(size: float) -> str:
-    """Return bytes for people: whole bytes below one KiB, three digits or more above."""
-    unit = 0
-    while size >= _STEP and unit < len(_UNITS) - 1:
-        size /= _STEP
-        unit += 1
-    return f"{size:.0f} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
 
 
 def reporting_errors(command: Callable[_P, None]) -> Callable[_P, None]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from kvlinker.hookspecs import PluginInfo, hookimpl
 from kvlinker.store import Store
+from kvlinker.store_tools import StoreTools
+from kvlinker_file.directory import has_marker
 from kvlinker_file.offline import inspect, prune, verify
 from kvlinker_file.options import Durability, FileStoreOptions
 from kvlinker_file.store import FileStore
+from kvlinker_file.tools import FileStoreTools
 
 __all__ = ["Durability", "FileStore", "FileStoreOptions", "inspect", "prune", "verify"]
 
@@ -23,3 +27,9 @@ def describe_plugin() -> PluginInfo:
 def open_store(config: Mapping[str, object]) -> Store:
     """See kvlinker.hookspecs; the options are those of FileStoreOptions."""
     return FileStore(FileStoreOptions.of_config(config))
+
+
+@hookimpl
+def open_store_tools(path: Path) -> StoreTools | None:
+    """See kvlinker.hookspecs."""
+    return FileStoreTools(path) if has_marker(path) else None

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kvlinker.errors import StoreBusyError, StoreError, StoreFormatError, StoreFullError
 
-__all__ = ["FORMAT_VERSION", "NO_SPACE", "StoreDirectory", "typed_os_errors"]
+__all__ = ["FORMAT_VERSION", "NO_SPACE", "StoreDirectory", "has_marker", "typed_os_errors"]
 
 FORMAT_VERSION = 1
 """Raised when a directory of this version could no longer be read."""
@@ -58,6 +58,11 @@ def typed_os_errors(what: str) -> Iterator[None]:
             raise StoreError(msg) from error
         msg = f"{what}: {reason}"
         raise StoreError(msg) from error
+
+
+def has_marker(path: Path) -> bool:
+    """Return whether a folder says that it is a file store, of whatever version."""
+    return (path / _MARKER).is_file()
 
 
 def _close_in_child(reference: weakref.ref[StoreDirectory]) -> None:

@@ -1,0 +1,65 @@
+"""Quantities that people write and read: bytes with a unit, and spans of time."""
+
+from __future__ import annotations
+
+import re
+
+from kvlinker.errors import ContractError
+
+__all__ = ["amount", "parse_bytes", "parse_seconds"]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_STEP = 1024
+_BYTES = {
+    "": 1,
+    **{unit.lower(): _STEP**power for power, unit in enumerate(_UNITS)},
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", start=1)},
+}
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+
+
+def amount(size: float) -> str:
+    """Return bytes for people.
+
+    >>> amount(998), amount(8_160_000)
+    ('998 B', '7.8 MiB')
+    """
+    unit = 0
+    while size >= _STEP and unit < len(_UNITS) - 1:
+        size /= _STEP
+        unit += 1
+    return f"{size:.0f} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+
+
+def parse_bytes(text: str) -> int:
+    """Return bytes from a number, or a number with a unit.
+
+    Raises:
+        ContractError: it is neither.
+
+    >>> parse_bytes("20GiB"), parse_bytes("1.5 MB"), parse_bytes("4096")
+    (21474836480, 1500000, 4096)
+    """
+    return int(_scaled(text, _BYTES, "a number of bytes such as 4096 or 20GiB"))
+
+
+def parse_seconds(text: str) -> float:
+    """Return seconds from a number with a unit: s, m, h, d or w.
+
+    Raises:
+        ContractError: it is not.
+
+    >>> parse_seconds("90s"), parse_seconds("1.5h"), parse_seconds("7d")
+    (90.0, 5400.0, 604800.0)
+    """
+    return _scaled(text, _SECONDS, "a span of time such as 90s, 12h or 7d")
+
+
+def _scaled(text: str, units: dict[str, int], expected: str) -> float:
+    match = _QUANTITY.fullmatch(text.strip())
+    factor = units.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        msg = f"{text!r} is not {expected}"
+        raise ContractError(msg)
+    return float(match[1]) * factor
