@@ -173,10 +173,10 @@ def test_the_first_layers_run_while_the_last_one_is_on_its_way(
     model = make_model("deepseek_v32")
     store, logits = stored_by(model, registry)
     results: list[GenerationResult] = []
-    layers: list[int] = []
+    done = [threading.Event() for _ in range(3)]
     hooks = [
-        layer.register_forward_hook(lambda *_, i=i: layers.append(i))
-        for i, layer in enumerate(model.get_decoder().layers)
+        layer.register_forward_hook(lambda *_, event=event: event.set())
+        for layer, event in zip(model.get_decoder().layers, done, strict=True)
     ]
     with Gate() as gate:
         # Two pools in each layer: the fifth read is the first of the last layer.
@@ -184,10 +184,9 @@ def test_the_first_layers_run_while_the_last_one_is_on_its_way(
         with engine_on(model, held, registry, seed=2) as engine:
             forward = threading.Thread(target=lambda: results.append(say(engine, prompt_of(model))))
             forward.start()
+            assert done[1].wait(30)
             gate.wait_for_arrivals(1)
-            while len(layers) < 2:
-                assert forward.is_alive()
-            assert layers == [0, 1]
+            assert not done[2].is_set()
             gate.open()
             forward.join()
     for hook in hooks:

@@ -22,7 +22,7 @@ Place = tuple[str, int, int]
 SWA_ROLES = frozenset({"swa_kv", "c4_state", "c4_indexer_state"})
 PAGES = 8
 TAIL = 40
-STEPS = 12
+STEPS = 6
 """Tokens behind the moved pages, and how many of them one by one: entries that need a state close in the tail, and
 each must be among the few that some later token selects."""
 
