@@ -45,10 +45,10 @@ def misstatements(distribution: Distribution, core_version: Version) -> list[str
 
 
 def entry_points_are_right(distribution: Distribution) -> bool:
-    """Say whether a plugin's entry points name its own package, in the group of its folder."""
+    """Say whether a plugin's entry points name its own package, in the group of its folder; core has pytest's alone."""
     groups = table(distribution.project.get("entry-points", {}))
     if distribution.kind == "core":
-        return not groups
+        return groups in ({}, {"pytest11": {"kvlinker": "kvlinker.pytest_options"}})
     if distribution.kind != "examples" and list(groups) != [f"kvlinker.{distribution.kind}"]:
         return False
     public_name = distribution.import_name.removeprefix("kvlinker_")

@@ -207,6 +207,7 @@ def qualified_names() -> list[str]:
     return [
         f"{plugin.name}:{name}"
         for plugin in distributions()
-        for points in table(plugin.project.get("entry-points", {})).values()
+        for group, points in table(plugin.project.get("entry-points", {})).items()
         for name in table(points)
+        if group.startswith("kvlinker.")
     ]

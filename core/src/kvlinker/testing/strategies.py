@@ -6,7 +6,7 @@ Each check raises AssertionError with what was wrong. None of them trusts the pl
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,6 +92,7 @@ def check_round_trip(
     moves: Mapping[str, Mapping[int, int]],
     *,
     omitted: Collection[str] = (),
+    layers: Sequence[int] | None = None,
 ) -> None:
     """Move pages out of the described memory and, layer by layer, to other places in it; compare every byte.
 
@@ -103,6 +104,7 @@ def check_round_trip(
         page_rows: for each role that is stored, where its pages are.
         moves: for each logical pool, the source page to the target page.
         omitted: labels of spans that must stay as they are.
+        layers: the order in which layers are restored; ascending by default.
 
     Raises:
         AssertionError: a byte of a page did not arrive, or a byte elsewhere changed.
@@ -123,7 +125,7 @@ def check_round_trip(
         expected[label][:] = _POISON
     for array in memory.values():
         array[:] = _POISON
-    for layer in range(group.num_layers):
+    for layer in range(group.num_layers) if layers is None else layers:
         for entry in group.entries:
             _give(entry, layer, moves, objects[entry.name])
     for label, array in memory.items():

@@ -10,6 +10,7 @@ from kvlinker.description import KVCacheDescription
 from kvlinker.errors import ContractError
 from kvlinker.hookspecs import PluginInfo, StrategyMatch, hookimpl
 from kvlinker.layouts import (
+    draft_count,
     integer_fact,
     pool_entry,
     pool_group,
@@ -81,6 +82,8 @@ def _blocks_per_page(description: KVCacheDescription) -> int:
     """Return the blocks in a page, after refusing everything that would restore other bytes than were stored."""
     require_roles(description, required=["blocks"])
     require_paged_pools(description, KV)
+    # An engine that states draft layers keeps KV for them; here is no buffer for it, so only none is fine.
+    draft_count(description, "draft_blocks")
     role_spans(description, "blocks", count=len(description.layers))
     text_fact(description, "kv_format")
     block_size = integer_fact(description, "block_size")

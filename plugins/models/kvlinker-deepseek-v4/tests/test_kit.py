@@ -1,0 +1,92 @@
+"""DeepSeek V4 caches keep what every model plugin promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import kvlinker_deepseek_v4
+from kvlinker.description import KVCacheDescription, LogicalPool
+from kvlinker.testing.cache_examples import Allocate, Describe
+from kvlinker.testing.models import CacheExample, ModelPluginTests
+from kvlinker_deepseek_v4 import stage_layers
+
+PAGE, PAGES, RING = 128, 5, 8
+SPARE_ROWS = 1
+RATIOS = (0, 4, 128, 4)
+
+
+def paged(entries: int) -> int:
+    """Return the bytes of a page of fp8 entries: rows of 576 B, then scales of 8 B, in whole rows."""
+    return -(-entries * (576 + 8) // 576) * 576
+
+
+def describe(
+    allocate: Allocate, *, start: int = 0, end: int | None = None, drafts: int = 0, split: bool
+) -> KVCacheDescription:
+    """Describe layers [start, end), with fp8 index keys, or with fp4 ones and their scales apart."""
+    layers = stage_layers(RATIOS, start=start, end=end)
+    c4, c128 = (sum(facts.compress_ratio == ratio for facts in layers) for ratio in (4, 128))
+    keys, rings = PAGE // 4, PAGES * RING + SPARE_ROWS
+    shapes = {
+        "swa_kv": (len(layers), PAGES, paged(PAGE)),
+        "c4_kv": (c4, PAGES, paged(keys)),
+        "c4_indexer": (c4, PAGES, keys * (64 if split else 132)),
+        "c4_indexer_scale": (c4 if split else 0, PAGES, keys * 4),
+        "c4_state": (c4, rings, 4 * 512 * 4),
+        "c4_indexer_state": (c4, rings, 4 * 128 * 4),
+        "c128_kv": (c128, PAGES, paged(1)),
+        "draft_swa_kv": (drafts, PAGES, paged(PAGE)),
+    }
+    return KVCacheDescription(
+        family="deepseek_v4",
+        page_size=PAGE,
+        buffers={
+            role: tuple(allocate(rows, row_bytes) for _ in range(count))
+            for role, (count, rows, row_bytes) in shapes.items()
+            if count
+        },
+        layers=layers,
+        logical_pools=(
+            LogicalPool(name="kv", page_size=PAGE),
+            LogicalPool(name="swa", page_size=PAGE, window=128),
+        ),
+        facts={
+            "kv_format": "fp8_e4m3fn_ue8m0",
+            "indexer_format": "fp4_split" if split else "fp8_fused",
+            "state_ring_rows": RING,
+            "state_format": "fp32",
+            "swa_page_size": PAGE,
+            "swa_physical_page_size": PAGE,
+            "unified_kv": 0,
+            "hisparse": 0,
+            "c128_state_persistent": 0,
+        },
+    )
+
+
+def example(name: str, *, drafts: int = 0, split: bool = False) -> CacheExample:
+    sparse: Sequence[int] = (1, 3)
+    in_windows = ("swa_kv", "c4_state", "c4_indexer_state", "draft_swa_kv")
+    of_ratio_4 = ("c4_kv", "c4_indexer", "c4_indexer_scale", "c4_state", "c4_indexer_state")
+    stages: list[Describe] = [
+        partial(describe, end=2, split=split),
+        partial(describe, start=2, split=split),
+    ]
+    return CacheExample(
+        name=name,
+        describe=partial(describe, drafts=drafts, split=split),
+        pages=PAGES,
+        pools=dict.fromkeys(in_windows, "swa"),
+        role_layers=dict.fromkeys(of_ratio_4, sparse) | {"c128_kv": (2,)},
+        stages=stages,
+    )
+
+
+class TestDeepSeekV4(ModelPluginTests):
+    plugin = kvlinker_deepseek_v4
+    caches = (
+        example("fp8_indexer"),
+        example("fp4_indexer", split=True),
+        example("drafts", drafts=2),
+    )

@@ -1,0 +1,52 @@
+"""MHA caches keep what every model plugin promises."""
+
+from __future__ import annotations
+
+import kvlinker_mha
+from kvlinker.description import KVCacheDescription, LayerFacts, LogicalPool
+from kvlinker.spans import BufferSpan
+from kvlinker.testing.cache_examples import Allocate
+from kvlinker.testing.models import CacheExample, ModelPluginTests
+
+PAGE, PAGES, LAYERS = 16, 6, 3
+
+
+def example(
+    name: str, *, head_major: bool = False, scaled: bool = False, drafts: int = 0
+) -> CacheExample:
+    """Return a cache of K rows of 32 B and V rows of 48 B."""
+
+    def describe(allocate: Allocate) -> KVCacheDescription:
+        buffers: dict[str, tuple[BufferSpan, ...]] = {}
+        for prefix, count in (("", LAYERS), ("draft_", drafts)):
+            for role, size in (("k", 32), ("v", 48)):
+                rows = (PAGES, size * PAGE) if head_major else (PAGES * PAGE, size)
+                buffers[f"{prefix}{role}"] = tuple(allocate(*rows) for _ in range(count))
+                if scaled:
+                    scales = tuple(allocate(PAGES, 4 * PAGE) for _ in range(count))
+                    buffers[f"{prefix}{role}_scale"] = scales
+        return KVCacheDescription(
+            family="mha",
+            page_size=PAGE,
+            buffers={role: spans for role, spans in buffers.items() if spans},
+            layers=tuple(LayerFacts(layer=i, global_layer=i) for i in range(LAYERS)),
+            logical_pools=(LogicalPool(name="kv", page_size=PAGE),),
+            facts={
+                "kv_layout": "head_major" if head_major else "token_major",
+                "kv_format": "fp8_e4m3fn" if scaled else "bf16",
+                "kv_scaled": int(scaled),
+            },
+        )
+
+    return CacheExample(name=name, describe=describe, pages=PAGES)
+
+
+class TestMHA(ModelPluginTests):
+    plugin = kvlinker_mha
+    caches = (
+        example("token_major"),
+        example("head_major", head_major=True),
+        example("scaled", scaled=True),
+        example("drafts", drafts=2),
+        example("all_at_once", head_major=True, scaled=True, drafts=2),
+    )

@@ -1,0 +1,40 @@
+"""MLA caches keep what every model plugin promises."""
+
+from __future__ import annotations
+
+import kvlinker_mla
+from kvlinker.description import KVCacheDescription, LayerFacts, LogicalPool
+from kvlinker.testing.cache_examples import Allocate
+from kvlinker.testing.models import CacheExample, ModelPluginTests
+
+PAGE, PAGES, LAYERS = 16, 6, 3
+
+
+def example(name: str, row_bytes: int, *, drafts: int = 0) -> CacheExample:
+    """Return a cache whose name begins with its format."""
+
+    def describe(allocate: Allocate) -> KVCacheDescription:
+        latent, draft = (
+            tuple(allocate(PAGES * PAGE, row_bytes) for _ in range(count))
+            for count in (LAYERS, drafts)
+        )
+        return KVCacheDescription(
+            family="mla",
+            page_size=PAGE,
+            buffers={"latent": latent} | ({"draft_latent": draft} if drafts else {}),
+            layers=tuple(LayerFacts(layer=i, global_layer=i) for i in range(LAYERS)),
+            logical_pools=(LogicalPool(name="kv", page_size=PAGE),),
+            facts={"kv_format": name.partition("-")[0]},
+        )
+
+    return CacheExample(name=name, describe=describe, pages=PAGES)
+
+
+class TestMLA(ModelPluginTests):
+    plugin = kvlinker_mla
+    caches = (
+        example("bf16", 1152),
+        example("fp8_e4m3fn", 576),
+        example("fp8_packed_656", 656),
+        example("bf16-drafts", 1152, drafts=2),
+    )
