@@ -109,7 +109,11 @@ class StoreDirectory:
 
     def _open_directory(self, *, create: bool) -> int:
         if create:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as error:
+                msg = f"file store {self.path}: {self.path.parent} is no directory"
+                raise StoreFormatError(msg) from error
             with suppress(FileExistsError):
                 self.path.mkdir(mode=0o700)
         if self.path.is_symlink():

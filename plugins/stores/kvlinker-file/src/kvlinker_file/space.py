@@ -100,6 +100,16 @@ class SlabSpace:
         """Take no more slots from a segment."""
         self._open[segment.kind].remove(segment)
 
+    def retire_empty(self, *, keep: int) -> list[Segment]:
+        """Retire the segments without taken slots, but for some of each kind; return them."""
+        found = []
+        for segments in self._open.values():
+            empty = [segment for segment in segments if not segment.used_slots]
+            found.extend(empty[keep:])
+        for segment in found:
+            self.retire(segment)
+        return found
+
     def remove(self, segment: Segment) -> None:
         """Forget a retired segment and what it costs."""
         del self._segments[segment.number]

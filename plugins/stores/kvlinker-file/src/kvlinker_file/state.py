@@ -204,54 +204,26 @@ class StoreState:
         """Give free slots back to their segments; the caller holds the lock."""
         segments, slots = self.index.settle()
         for number in np.unique(segments).tolist():
-            segment = self.space[number]
-            segment.give(slots[segments == number])
-            self._retire_surplus(segment)
+            self.space[number].give(slots[segments == number])
 
     def give_back(self, taken: Sequence[Taken]) -> None:
         """Give back slots that never held a visible object."""
         with self.lock:
             for part in taken:
                 part.segment.give(part.slots)
-                self._retire_surplus(part.segment)
 
-    def _retire_surplus(self, segment: Segment) -> None:
-        """Give an empty segment up, unless it is the only empty one of its kind: the next write takes that."""
-        siblings = self.space.of_kind(segment.kind)
-        if segment in siblings and not segment.used_slots:
-            others = (other for other in siblings if other is not segment)
-            if any(not other.used_slots for other in others):
-                self._retire(segment)
-
-    def _retire(self, segment: Segment) -> None:
-        if segment in self.space.of_kind(segment.kind):
-            self.space.retire(segment)
-            self._surplus.append(segment)
-
-    def remove_surplus(self) -> None:
-        """Delete the files of segments that were given up.
+    def remove_empty_segments(self, *, keep: int = 0) -> None:
+        """Delete the files of segments without objects, but for some of each kind that the next writes take.
 
         Raises:
-            StoreError: the catalog cannot be written; the files stay.
+            StoreError: the catalog cannot be written; the files stay until the next time.
         """
-        if not self._surplus:
-            return
         with self.commit_lock:
             with self.lock:
+                self._surplus.extend(self.space.retire_empty(keep=keep))
                 surplus, self._surplus = self._surplus, []
-            self.delete_segments(surplus)
-
-    def remove_empty_segments(self) -> None:
-        """Delete the files of all segments without objects.
-
-        Raises:
-            StoreError: the catalog cannot be written; the files stay.
-        """
-        with self.lock:
-            for segment in self.space:
-                if not segment.used_slots:
-                    self._retire(segment)
-        self.remove_surplus()
+            if surplus:
+                self.delete_segments(surplus)
 
     def delete_segments(self, segments: Sequence[Segment]) -> None:
         """Delete retired segments that nobody uses; the caller holds the commit lock, and only that."""

@@ -161,7 +161,7 @@ class FileStore(Store):
         with self._state.using():
             removed = self._remove(keys)
             self._state.save_removals()
-            self._state.remove_surplus()
+            self._state.remove_empty_segments(keep=1)
         return removed
 
     def clear(self, namespace: bytes) -> int:
@@ -182,7 +182,7 @@ class FileStore(Store):
             for start in range(0, len(keys), _CLEAR_KEYS):
                 count += sum(self._remove(keys[start : start + _CLEAR_KEYS]))
                 self._state.save_removals()
-            self._state.remove_surplus()
+            self._state.remove_empty_segments(keep=1)
         return count
 
     def _remove(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:

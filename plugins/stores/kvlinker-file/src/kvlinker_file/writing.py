@@ -83,7 +83,6 @@ def write_batches(
         for work in works:
             state.give_back(work.taken)
         state.unpin(kept)
-        state.remove_surplus()
     for work in works:
         for position, (twin_batch, twin) in work.twins.items():
             status = works[twin_batch].statuses[twin]

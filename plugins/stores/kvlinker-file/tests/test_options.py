@@ -1,0 +1,111 @@
+"""Options are checked before anything on disk is touched, and every refusal says what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kvlinker_file
+from kvlinker.errors import ContractError
+from kvlinker_file import Durability, FileStore, FileStoreOptions
+from kvlinker_file.options import parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (4096, 4096),
+        ("4096B", 4096),
+        ("20GiB", 20 << 30),
+        (" 20 gib ", 20 << 30),
+        ("1.5TB", 1_500_000_000_000),
+        ("3 kB", 3000),
+        ("7MiB", 7 << 20),
+    ],
+)
+def test_sizes_are_numbers_or_texts_with_a_unit(text: object, size: int) -> None:
+    assert parse_size(text, option="capacity") == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "20", "20 G", "GiB", "-1GiB", "1e3 B", None, 1.5, True, b"1B"]
+)
+def test_other_sizes_are_refused(text: object) -> None:
+    with pytest.raises(ContractError, match="capacity must be a number of bytes or a text such as"):
+        parse_size(text, option="capacity")
+
+
+def test_an_unknown_option_is_refused_with_the_closest_match(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="unknown option 'capasity'; did you mean 'capacity'"):
+        kvlinker_file.open_store({"path": tmp_path / "s", "capasity": "1GiB"})
+    with pytest.raises(ContractError, match=r"unknown option 'x'; known are \['capacity'"):
+        kvlinker_file.open_store({"path": tmp_path / "s", "x": 1})
+
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("missing", ["path", "capacity"])
+def test_a_missing_option_is_named(tmp_path: Path, missing: str) -> None:
+    config: dict[str, object] = {"path": tmp_path, "capacity": "1GiB"}
+    del config[missing]
+
+    with pytest.raises(ContractError, match=f"option '{missing}' is needed"):
+        FileStoreOptions.of_config(config)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("capacity", "1MiB", "capacity must be at least 2097152 B"),
+        ("segment_size", "1kB", "segment_size must be 0 or between 262144 B and the capacity"),
+        ("segment_size", "2GiB", "segment_size must be 0 or between"),
+        ("durability", "always", r"durability must be one of \['process', 'disk'\], got 'always'"),
+        ("verify", 1, "verify must be true or false, got 1"),
+        ("self_test", "yes", "self_test must be true or false, got 'yes'"),
+        ("close_seconds", 0, "close_seconds must be a positive number"),
+        ("close_seconds", float("inf"), "close_seconds must be a positive number"),
+        ("close_seconds", "3", "close_seconds must be a positive number"),
+        ("path", "", "path must name a directory"),
+        ("path", 3, "path must name a directory"),
+    ],
+)
+def test_wrong_values_are_refused(tmp_path: Path, option: str, value: object, message: str) -> None:
+    config = {"path": tmp_path, "capacity": "1GiB", option: value}
+
+    with pytest.raises(ContractError, match=message):
+        FileStoreOptions.of_config(config)
+
+
+def test_defaults_verify_and_cut_the_capacity_into_64_segments() -> None:
+    options = FileStoreOptions.of_config({"path": "cache", "capacity": "1GiB"})
+
+    assert options.path == Path("cache").absolute()
+    assert (options.capacity, options.segment_size) == (1 << 30, 1 << 24)
+    assert (options.verify, options.self_test) == (True, False)
+    assert options.durability is Durability.PROCESS
+
+
+def test_values_of_their_own_types_are_taken() -> None:
+    options = FileStoreOptions.of_config(
+        {
+            "path": "~/cache",
+            "capacity": 1 << 30,
+            "segment_size": "1.0001MiB",
+            "durability": "disk",
+            "verify": False,
+        }
+    )
+
+    assert options.path == Path("~/cache").expanduser()
+    assert options.segment_size == 1 << 20  # whole pages
+    assert options.durability is Durability.DISK
+
+
+def test_the_plugin_opens_a_store_from_a_configuration(tmp_path: Path) -> None:
+    info = kvlinker_file.describe_plugin()
+    store = kvlinker_file.open_store({"path": tmp_path / "s", "capacity": "4MiB"})
+
+    assert info.api_version == 1
+    assert isinstance(store, FileStore)
+    store.close()
