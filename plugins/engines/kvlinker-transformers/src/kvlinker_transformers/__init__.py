@@ -6,11 +6,11 @@ This module imports neither torch nor transformers; the engine does.
 from __future__ import annotations
 
 from kvlinker.description import DescribeRequest, KVCacheDescription
-from kvlinker.hookspecs import PluginInfo, hookimpl
+from kvlinker.hookspecs import DemoRequest, PluginInfo, hookimpl
 from kvlinker_transformers.describe import describe_pools
 from kvlinker_transformers.pools import PagedPools
 
-__all__ = ["describe_kv_cache", "describe_plugin"]
+__all__ = ["describe_kv_cache", "describe_plugin", "run_demo"]
 
 
 @hookimpl
@@ -31,3 +31,11 @@ def describe_kv_cache(
     if engine != "transformers" or not isinstance(kv_cache, PagedPools):
         return None
     return describe_pools(kv_cache, request)
+
+
+@hookimpl
+def run_demo(request: DemoRequest) -> bool:
+    """Show models going on in a new process with KV that another one stored; see `kvlinker.hookspecs`."""
+    from kvlinker_transformers.demo.show import show
+
+    return show(request)

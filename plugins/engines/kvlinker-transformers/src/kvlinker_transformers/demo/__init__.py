@@ -1,0 +1,1 @@
+"""The demo: one process reads a text and stores its KV, another one restores it and goes on writing."""
