@@ -111,15 +111,13 @@ class LoadBatch:
             self.changed.notify_all()
             return self.failed >= self.rids
 
-    def give_up(self, *, ends: bool) -> bool:
-        """Fail every request, and end the batch or leave that to its worker; False from the second time on."""
+    def give_up(self) -> bool:
+        """Fail every request; False where the batch ended or somebody gave it up before."""
         with self.changed:
             if self.ended or self.was_given_up:
                 return False
             self.was_given_up = True
             self.fail()
-            if ends:
-                self.end()
             return True
 
     def end(self) -> None:

@@ -142,7 +142,8 @@ class LoadQueue:
         return index
 
     def _refuse(self, batch: LoadBatch, reason: str) -> None:
-        batch.give_up(ends=True)
+        batch.give_up()
+        batch.end()
         self._failures.report("load", reason)
 
     def finish(self, index: int) -> bool:
@@ -173,9 +174,13 @@ class LoadQueue:
         """Give a batch up at its deadline: what has not been copied in yet never will be."""
         revocable, loading = self._store.capabilities.revocable, batch.loading
         dropped = batch.task is not None and self._lane.drop(batch.task)
-        batch.permit.revoke()
-        # A store that writes device memory itself ends only by its own end; `finish` waits for it.
-        if not batch.give_up(ends=dropped or revocable):
+        is_first = batch.give_up()
+        if is_first or dropped:
+            batch.permit.revoke()
+            if dropped or revocable:
+                # A store that writes device memory itself ends by its own end; `finish` waits for it.
+                batch.end()
+        if not is_first:
             return
         self._failures.report("load", f"batch {batch.index} passed its deadline")
         if loading:
@@ -195,10 +200,9 @@ class LoadQueue:
             batch.loading = self._split(batch.pool_loads())
             self._read(batch, stack)
         except BaseException as error:  # noqa: BLE001  # a store may raise anything
-            if not batch.permit.is_revoked:
+            if batch.give_up():
                 self._failures.report("load", error)
                 self._isolate_all(batch.loading)
-            batch.fail()
         # A store that copies behind its answer is waited for here, or refused.
         batch.permit.revoke()
         batch.end()
@@ -326,14 +330,15 @@ class LoadQueue:
         # Those that have not begun first: the lane would begin them when a hung one is left behind.
         for batch in batches:
             if batch.task is not None and self._lane.drop(batch.task):
-                batch.give_up(ends=True)
+                batch.give_up()
+                batch.end()
         for batch in batches:
             self._give_up(batch)
         self.layer_done_counter.set_consumer(-1)
 
     def _give_up(self, batch: LoadBatch) -> None:
+        batch.give_up()
         batch.permit.revoke()
-        batch.fail()
         if not self._store.capabilities.revocable:
             batch.wait_end(until=None)
         elif not batch.wait_end(until=time.monotonic() + self._options.quiesce_seconds):

@@ -48,6 +48,7 @@ class _Search:
     result: BoundaryResult = _NOTHING
     hold: Hold | None = None
     answered: bool = False
+    failed: bool = False
     abandoned: bool = False
     quarantined: dict[str, set[int]] = field(default_factory=dict)
     """Pool to those of its pages that are there and in quarantine."""
@@ -165,7 +166,7 @@ class LookupTable:
         ended = task.wait(self._options.lookup_seconds)
         with search.lock:
             # Decided under the lock: from here on a late finder releases its own hold.
-            search.abandoned = not (ended or search.answered)
+            search.abandoned = not (ended or search.answered or search.failed)
         if task.was_dropped:
             self._failures.report("lookup", "every worker hangs in the store")
         elif search.abandoned:
@@ -180,7 +181,9 @@ class LookupTable:
             if result.boundaries and self._store.capabilities.leases:
                 result, hold = self._held(search, keys, result)
         except BaseException as error:  # noqa: BLE001  # a store may raise anything; it is a miss
-            if not search.abandoned:
+            with search.lock:
+                search.failed = not search.abandoned
+            if search.failed:
                 self._failures.report("lookup", error)
             return
         with search.lock:

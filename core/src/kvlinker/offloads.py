@@ -52,22 +52,20 @@ class _Offload:
     """The engine's events came, and the store is being asked."""
     task: LaneTask | None = None
 
-    def settle(self, *, stored: bool) -> bool:
-        """Set the outcome once and let go of the engine's objects; False if it was set before."""
+    def settle(self, *, stored: bool) -> None:
+        """Set the outcome, unless it was set before, and let go of the engine's objects."""
         with self.lock:
-            if self.outcome is not None:
-                return False
-            self.outcome = stored
-            self.pools, self.ready = (), ()
-            return True
+            if self.outcome is None:
+                self.outcome = stored and not self.was_given_up
+                self.pools, self.ready = (), ()
 
-    def give_up(self, *, ends: bool) -> bool:
-        """Complete False, or leave that to the worker; False from the second time on."""
+    def give_up(self) -> bool:
+        """Note that it will complete False; False where it has completed or somebody gave it up before."""
         with self.lock:
             if self.outcome is not None or self.was_given_up:
                 return False
             self.was_given_up = True
-        return self.settle(stored=False) if ends else True
+            return True
 
 
 class OffloadQueue:
@@ -144,16 +142,20 @@ class OffloadQueue:
                 self._give_up(offload, f"not stored within {self._options.offload_seconds} s")
 
     def _give_up(self, offload: _Offload, reason: str) -> None:
+        revocable = self._store.capabilities.revocable
         dropped = offload.task is not None and self._lane.drop(offload.task)
-        offload.permit.revoke()
-        # A store that reads device memory itself is waited for: the engine must keep the pages until then.
-        ends = dropped or self._store.capabilities.revocable
-        if not offload.give_up(ends=ends):
+        is_first = offload.give_up()
+        if is_first or dropped:
+            offload.permit.revoke()
+            if dropped or revocable:
+                # A store that reads device memory itself is waited for: until then the engine keeps the pages.
+                offload.settle(stored=False)
+        if not is_first:
             return
         self._failures.report("offload", reason)
         if offload.is_writing:
             self._store.breaker.trip()
-        if ends and offload.task is not None:
+        if revocable and offload.task is not None:
             self._lane.abandon(offload.task)
 
     # ---- the worker ---------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class OffloadQueue:
             offload.permit.keep(self._group.regions)
             stored = self._store_pools(offload, pools)
         except BaseException as error:  # noqa: BLE001  # a store may raise anything
-            if not offload.permit.is_revoked:
+            if offload.give_up():
                 self._failures.report("offload", error)
         # A store that copies behind its answer is waited for here, or refused.
         offload.permit.revoke()
@@ -286,6 +288,7 @@ class OffloadQueue:
         self._metrics.count("offloads_reset", len(offloads))
 
     def _quiesce(self, offload: _Offload, task: LaneTask) -> None:
+        offload.give_up()
         offload.permit.revoke()
         if not self._store.capabilities.revocable:
             task.wait(None)
