@@ -34,6 +34,7 @@ __all__ = [
     "NAMESPACE",
     "PATIENT",
     "Rig",
+    "Waiter",
     "errors_of",
     "linked",
     "prompts",
@@ -58,6 +59,29 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         if time.monotonic() > limit:
             raise TimeoutError(what)
         time.sleep(0.0005)
+
+
+class Waiter:
+    """A call that may take long, in a thread of its own."""
+
+    def __init__(self, wait: Callable[[], object]) -> None:
+        self.answer: object = None
+
+        def run() -> None:
+            self.answer = wait()
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def still_waits(self) -> bool:
+        """Whether it has not returned; it was given the time to."""
+        self._thread.join(0.02)
+        return self._thread.is_alive()
+
+    def returns(self) -> bool:
+        """Whether it returns."""
+        self._thread.join(_LIMIT_SECONDS)
+        return not self._thread.is_alive()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +129,11 @@ class Rig:
         assert boundaries[-1:] == [len(keys)]
         assert self.linker.load(rid, self.transfers(keys, page))
         return self.linker.start_layer_wise_loading(ready=ready)
+
+    def waits_for(self, index: int, layer: int) -> Waiter:
+        """Let a forward wait for a layer of a batch."""
+        self.linker.layer_done_counter.set_consumer(index)
+        return Waiter(lambda: self.linker.layer_done_counter.wait_until(layer))
 
     def restore(self, rid: str, keys: Sequence[PageKey], *, page: int = 4) -> bool:
         """Look up, load, start and finish."""
