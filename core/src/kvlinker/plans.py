@@ -342,7 +342,12 @@ class TransferPlan:
         """Return addresses, sizes and offsets as nested lists, in SGLang 0.5.23's shape.
 
         Packed: one inner list per page. Not packed: one inner list per page, component and span.
+        Equal inner lists of sizes and offsets may be one list; read them only.
+
+        Raises:
+            StalePoolError: the entry was closed or its memory moved.
         """
+        self.check_live()
         if self.pages.contiguous:
             return self._lists_of_whole_pages(packed=packed)
         ranges = self.expand()
