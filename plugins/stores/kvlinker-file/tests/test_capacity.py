@@ -54,7 +54,7 @@ def test_what_was_used_least_recently_is_evicted_first(
     shelf = make_shelf(layers=1, row_bytes=256 << 10, pages=1)
     store = open_store()
     count = 0
-    while "evicted" not in store.stats().counters:
+    while not store.stats().counters["evicted"]:
         shelf.put(store, [key(count)])
         count += 1
     kept = count - 1

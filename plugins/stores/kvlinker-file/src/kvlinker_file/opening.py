@@ -59,36 +59,33 @@ def open_state(
     """
     directory = StoreDirectory(options.path, create=create)
     try:
-        return _open_state(options, directory, clock)
+        with typed_os_errors(f"file store {options.path}"):
+            try:
+                return _open_catalog(options, directory, clock)
+            except DamagedCatalogError as error:
+                _log.warning("%s: begins empty, its index is damaged: %s", options.path, error)
+            directory.remove_index()
+            state = _open_catalog(options, directory, clock)
+            state.counters["index_lost"] += 1
+            return state
     except BaseException:
         directory.close()
         raise
 
 
-def _open_state(
+def _open_catalog(
     options: FileStoreOptions, directory: StoreDirectory, clock: Callable[[], float]
 ) -> StoreState:
-    catalog, is_new = _open_catalog(options, directory)
+    catalog = Catalog(directory.index_path, durability=options.durability)
+    state = StoreState(options=options, directory=directory, catalog=catalog, clock=clock)
     try:
-        state = StoreState(options=options, directory=directory, catalog=catalog, clock=clock)
-        if is_new:
-            state.counters["index_lost"] += 1
-        with typed_os_errors(f"file store {options.path}"):
-            _fill(state)
+        _fill(state)
     except BaseException:
+        for segment in state.space:
+            segment.close()
         catalog.close()
         raise
     return state
-
-
-def _open_catalog(options: FileStoreOptions, directory: StoreDirectory) -> tuple[Catalog, bool]:
-    """Return the catalog, and whether it had to be begun anew."""
-    try:
-        return Catalog(directory.index_path, durability=options.durability), False
-    except DamagedCatalogError as error:
-        _log.warning("%s: begins empty, its index is damaged: %s", options.path, error)
-    directory.remove_index()
-    return Catalog(directory.index_path, durability=options.durability), True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

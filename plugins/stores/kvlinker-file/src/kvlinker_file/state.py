@@ -26,7 +26,21 @@ from kvlinker_file.options import Durability, FileStoreOptions
 from kvlinker_file.segments import Segment, SlotBlock, SlotKind
 from kvlinker_file.space import SlabSpace, Taken
 
-__all__ = ["StoreState"]
+__all__ = ["COUNTERS", "StoreState", "now_micros"]
+
+COUNTERS = (
+    "written",
+    "missed",
+    "evicted",
+    "discarded",
+    "corrupt",
+    "full",
+    "disk_full",
+    "index_errors",
+    "index_lost",
+    "lost_at_open",
+)
+"""Events that a store counts from its opening on."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +66,7 @@ class StoreState:
         self.index = ObjectIndex()
         self.space = SlabSpace(capacity=options.capacity, segment_size=options.segment_size)
         self.holds = HoldTable(self.index, clock)
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.lock = threading.Lock()
         self.commit_lock = threading.Lock()
         self._layouts: dict[bytes, int] = {}
