@@ -10,6 +10,7 @@ import typer
 
 from kvlinker import __version__
 from kvlinker.cli.demo_command import demonstrate
+from kvlinker.cli.doctor_command import examine
 from kvlinker.cli.explain_command import explain_description
 from kvlinker.cli.plugins_command import show_plugins
 from kvlinker.cli.screen import screen
@@ -44,6 +45,7 @@ def make_app() -> typer.Typer:
     app.callback()(_options)
     app.command("plugins")(show_plugins)
     app.command("explain")(explain_description)
+    app.command("doctor")(examine)
     app.add_typer(make_store_app(), name="store")
     app.command("demo")(demonstrate)
     return app
