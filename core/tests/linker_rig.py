@@ -16,6 +16,7 @@ from kvlinker.metrics import TokenOutcome
 from kvlinker.pool_keys import GroupKeys
 from kvlinker.store import ObjectKey
 from kvlinker.testing import (
+    Call,
     CapabilityChoices,
     FakePools,
     Family,
@@ -110,11 +111,20 @@ class Rig:
     def keep(self, keys: Sequence[PageKey], *, lengths: Iterable[int] = ()) -> None:
         """Store the prefix, and the windows that end at some more lengths; then spoil all memory."""
         for length in (*lengths, len(keys)):
-            transfers = self.transfers(keys[:length])
-            self.pools.fill(transfers)
-            assert self.linker.offload(transfers)
+            self.offer(keys[:length])
             assert self.completion()
         self.pools.memory.poison()
+
+    def offer(self, keys: Sequence[PageKey], page: int = 0) -> None:
+        """Fill pages as a model would, and offer them."""
+        transfers = self.transfers(keys, page)
+        self.pools.fill(transfers)
+        assert self.linker.offload(transfers)
+
+    def written(self) -> list[ObjectKey]:
+        """Return the keys of all writes, in order."""
+        writes = [record for record in self.store.records if record.call is Call.WRITE]
+        return [key for record in writes for key in record.keys]
 
     def completion(self) -> bool:
         """Wait for the oldest completion and take it."""
