@@ -52,6 +52,8 @@ class _Search:
     abandoned: bool = False
     quarantined: dict[str, set[int]] = field(default_factory=dict)
     """Pool to those of its pages that are there and in quarantine."""
+    objects: dict[tuple[str, int], dict[int, ObjectKey]] = field(default_factory=dict)
+    """Pool and part to page to its object key: built once for the question, then held by it."""
 
     def isolated(self, result: BoundaryResult) -> bool:
         """Whether a page in quarantine, and no absent one, ended the search."""
@@ -242,9 +244,15 @@ class LookupTable:
     ) -> list[tuple[ObjectKey, ...]]:
         """Return the object keys of a pool's pages, one tuple per part."""
         multiple = next(need.multiple for need in search.needs if need.pool == pool)
-        # A page's key chains over the prefix that ends with it: the last tree page names a larger one.
-        page_keys = [search.page_keys[(page + 1) * multiple - 1] for page in pages]
-        return [keys.of_part(pool, part, page_keys) for part in range(keys.parts(pool))]
+        parts = []
+        for part in range(keys.parts(pool)):
+            known = search.objects.setdefault((pool, part), {})
+            new = [page for page in pages if page not in known]
+            # A page's key chains over the prefix that ends with it: the last tree page names a larger one.
+            page_keys = [search.page_keys[(page + 1) * multiple - 1] for page in new]
+            known.update(zip(new, keys.of_part(pool, part, page_keys), strict=True))
+            parts.append(tuple(map(known.__getitem__, pages)))
+        return parts
 
     def _settle_miss(self, search: _Search, tokens: int) -> None:
         result = search.result
