@@ -155,7 +155,8 @@ class LoadQueue:
             self._expire(batch)
             batch.wait_end(until=None)
         with self._lock:
-            self._batches.pop(index, None)
+            if self._batches.pop(index, None) is None:
+                return False  # a reset in another thread was first
             self._finished = index, frozenset(batch.failed)
         for request in batch.requests:
             failed = request.rid in batch.failed
