@@ -71,6 +71,7 @@ class FaultStore(Store):
         self._lock = threading.Lock()
         self._records: list[StoreCallRecord] = []
         self._landings: list[Landing] = []
+        self._running = 0
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -88,6 +89,12 @@ class FaultStore(Store):
         return sum(record.call is call for record in self.records)
 
     @property
+    def running(self) -> int:
+        """Calls that have not returned, those that hang included; late landings are not among them."""
+        with self._lock:
+            return self._running
+
+    @property
     def landings(self) -> tuple[Landing, ...]:
         """Calls that LandLate made, in order."""
         with self._lock:
@@ -100,10 +107,12 @@ class FaultStore(Store):
         )
         with self._lock:
             self._records.append(record)
+            self._running += 1
         try:
             return self.script.run(call, make)
         finally:
             with self._lock:
+                self._running -= 1
                 self._landings.extend(call.landings)
 
     @staticmethod

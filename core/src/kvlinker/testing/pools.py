@@ -130,10 +130,20 @@ class FakePools:
             hit_policy=HitPolicy.ALL_PAGES if window is None else HitPolicy.TRAILING_PAGES,
         )
 
-    def fill(self, transfers: Sequence[PoolTransfer]) -> None:
-        """Write what the pages of the transfers should hold, as a model would have."""
+    def fill(
+        self, transfers: Sequence[PoolTransfer], *, layers: Sequence[int] | None = None
+    ) -> None:
+        """Write what the pages of the transfers should hold, as a model would have.
+
+        Args:
+            transfers: as of an offload.
+            layers: only the spans of these layers; all by default.
+        """
+        chosen = None if layers is None else self._labels(layers)
         for pool, span, rows, page, content in self._places(transfers):
             del pool, page
+            if chosen is not None and span.label not in chosen:
+                continue
             width = span.row_bytes
             for number, row in enumerate(rows):
                 self.memory.write(span, row, content[number * width : (number + 1) * width])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-__all__ = ["fail"]
+__all__ = ["expect", "fail"]
 
 
 def fail(problem: str) -> NoReturn:
@@ -15,3 +15,14 @@ def fail(problem: str) -> NoReturn:
     """
     __tracebackhide__ = True
     raise AssertionError(problem)
+
+
+def expect(what: str, found: object, wanted: object) -> None:
+    """Fail unless an answer is the one that is wanted.
+
+    Raises:
+        AssertionError: it is another one; the text has both.
+    """
+    __tracebackhide__ = True
+    if found != wanted:
+        fail(f"{what} answered {found}, expected {wanted}")

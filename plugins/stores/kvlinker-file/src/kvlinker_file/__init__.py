@@ -14,7 +14,17 @@ from kvlinker_file.options import Durability, FileStoreOptions
 from kvlinker_file.store import FileStore
 from kvlinker_file.tools import FileStoreTools
 
-__all__ = ["Durability", "FileStore", "FileStoreOptions", "inspect", "prune", "verify"]
+__all__ = [
+    "Durability",
+    "FileStore",
+    "FileStoreOptions",
+    "describe_plugin",
+    "inspect",
+    "open_store",
+    "open_store_tools",
+    "prune",
+    "verify",
+]
 
 
 @hookimpl
