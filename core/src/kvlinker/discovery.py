@@ -48,7 +48,11 @@ _logger = logging.getLogger(__name__)
 _DESCRIBE = "describe_plugin"
 _HOOKS: Mapping[PluginKind, tuple[str, ...]] = MappingProxyType(
     {
-        PluginKind.MODEL: ("match_kv_cache", "build_direct_linker_pool_group"),
+        PluginKind.MODEL: (
+            "match_kv_cache",
+            "build_direct_linker_pool_group",
+            "describe_model_config",
+        ),
         PluginKind.STORE: ("open_store", "open_store_tools"),
         PluginKind.ENGINE: ("describe_kv_cache", "run_demo"),
     }
@@ -62,6 +66,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             hookspecs.describe_kv_cache,
             hookspecs.match_kv_cache,
             hookspecs.build_direct_linker_pool_group,
+            hookspecs.describe_model_config,
             hookspecs.open_store,
             hookspecs.open_store_tools,
             hookspecs.run_demo,

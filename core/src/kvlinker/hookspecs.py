@@ -16,6 +16,7 @@ import pluggy
 
 from kvlinker.description import DescribeRequest, KVCacheDescription
 from kvlinker.errors import ContractError
+from kvlinker.model_config import ModelConfig, ModelConfigRequest
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.store import Store
 from kvlinker.store_tools import StoreTools
@@ -24,10 +25,13 @@ __all__ = [
     "API_VERSION",
     "PROJECT",
     "DemoRequest",
+    "ModelConfig",
+    "ModelConfigRequest",
     "PluginInfo",
     "StrategyMatch",
     "build_direct_linker_pool_group",
     "describe_kv_cache",
+    "describe_model_config",
     "describe_plugin",
     "hookimpl",
     "match_kv_cache",
@@ -118,6 +122,14 @@ def match_kv_cache(description: KVCacheDescription) -> StrategyMatch | None:
 @hookspec
 def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoolGroup:
     """Lay the cache out; called for the selected plugin alone."""
+    raise NotImplementedError
+
+
+@hookspec
+def describe_model_config(
+    config: ModelConfig, request: ModelConfigRequest
+) -> KVCacheDescription | None:
+    """Return the cache that a model would have, over made-up addresses, or None if it is not this plugin's."""
     raise NotImplementedError
 
 

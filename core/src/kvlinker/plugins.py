@@ -13,7 +13,7 @@ from kvlinker.errors import (
     PluginError,
     UnsupportedOperationError,
 )
-from kvlinker.hookspecs import DemoRequest, StrategyMatch
+from kvlinker.hookspecs import DemoRequest, ModelConfig, ModelConfigRequest, StrategyMatch
 from kvlinker.installed import PluginKind, PluginRecord
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.store import Store
@@ -113,6 +113,23 @@ class ModelPlugin(Plugin):
         """
         hook = "build_direct_linker_pool_group"
         return self._demand(hook, DevicePoolGroup, description=description)
+
+    @property
+    def reads_configs(self) -> bool:
+        """Whether the plugin can tell a model's cache from the model's configuration."""
+        return self.provides("describe_model_config")
+
+    def describe_config(
+        self, config: ModelConfig, request: ModelConfigRequest
+    ) -> KVCacheDescription | None:
+        """Return the cache that the model would have, or None if it is not this plugin's.
+
+        Raises:
+            UnsupportedOperationError: the plugin reads no configurations.
+            PluginError: the plugin raised, or answered with something else.
+        """
+        hook = "describe_model_config"
+        return self._ask(hook, KVCacheDescription, config=config, request=request)
 
 
 class EnginePlugin(Plugin):

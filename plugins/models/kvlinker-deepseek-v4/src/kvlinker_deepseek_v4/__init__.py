@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kvlinker.description import KVCacheDescription
-from kvlinker.hookspecs import PluginInfo, StrategyMatch, hookimpl
+from kvlinker.hookspecs import ModelConfig, ModelConfigRequest, PluginInfo, StrategyMatch, hookimpl
 from kvlinker.layouts import draft_count
 from kvlinker.pools import DevicePoolGroup
-from kvlinker_deepseek_v4.formats import V4Formats, read_formats
+from kvlinker_deepseek_v4 import planned
+from kvlinker_deepseek_v4.formats import FAMILY, V4Formats, read_formats
 from kvlinker_deepseek_v4.mappings import (
     V4LayerMappings,
     resolve_layer_mappings,
@@ -26,6 +27,7 @@ __all__ = [
     "V4Pool",
     "build_direct_linker_pool_group",
     "build_pool_group",
+    "describe_model_config",
     "describe_plugin",
     "match_kv_cache",
     "read_formats",
@@ -33,8 +35,6 @@ __all__ = [
     "stage_layers",
     "v4_pools",
 ]
-
-FAMILY = "deepseek_v4"
 
 
 @hookimpl
@@ -64,6 +64,18 @@ def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoo
         KVLinkerError: the cache is not laid out here; the text says why.
     """
     return build_pool_group(description, _mappings(description))
+
+
+@hookimpl
+def describe_model_config(
+    config: ModelConfig, request: ModelConfigRequest
+) -> KVCacheDescription | None:
+    """Describe the cache that a model would have; see `kvlinker.hookspecs`.
+
+    Raises:
+        KVLinkerError: the model has such a cache, and it is not laid out here; the text says why.
+    """
+    return planned.describe(config, request) if config.model_type in planned.MODEL_TYPES else None
 
 
 def _mappings(description: KVCacheDescription) -> V4LayerMappings:

@@ -12,6 +12,7 @@ from kvlinker_deepseek_v4.mappings import C128_RATIO
 
 __all__ = ["V4Formats", "read_formats"]
 
+FAMILY = "deepseek_v4"
 HEAD_VALUES, INDEX_VALUES = 512, 128
 """Values of a KV head and of an index key (config.json of DeepSeek V4: head_dim, index_head_dim)."""
 STATE_VALUES_PER_VALUE = 4

@@ -5,12 +5,10 @@ A restored page without its index keys is not an error anywhere: attention just 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvlinker.description import IndexerKind, KVCacheDescription, LayerFacts
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import ContractError
-from kvlinker.hookspecs import PluginInfo, StrategyMatch, hookimpl
+from kvlinker.hookspecs import ModelConfig, ModelConfigRequest, PluginInfo, StrategyMatch, hookimpl
 from kvlinker.layouts import (
     draft_count,
     pool_entry,
@@ -24,22 +22,18 @@ from kvlinker.layouts import (
 )
 from kvlinker.pools import KV, DevicePoolGroup
 from kvlinker.spans import BufferSpan
+from kvlinker_dsa import planned
+from kvlinker_dsa.formats import FAMILY, INDEX_BYTES, ROW_BYTES
 
-__all__ = ["build_direct_linker_pool_group", "describe_plugin", "match_kv_cache"]
+__all__ = [
+    "build_direct_linker_pool_group",
+    "describe_model_config",
+    "describe_plugin",
+    "match_kv_cache",
+]
 
-FAMILY = "dsa"
 LAYOUT = "dsa/1"
 """Goes into every key: raise it when the bytes of a page object change."""
-
-ROW_BYTES: Mapping[str, int] = {
-    "bf16": (512 + 64) * 2,
-    # 512 e4m3 values, 4 fp32 scales, 64 rope values in bf16.
-    "fp8_packed_656": 512 + 4 * 4 + 64 * 2,
-    "fp8_e4m3fn": 512 + 64,
-}
-"""Bytes of a slot: latent of 512 and rope of 64 (config.json of DeepSeek V3.2: kv_lora_rank, qk_rope_head_dim)."""
-INDEX_BYTES: Mapping[str, int] = {"fp8_e4m3fn_fp32_scale": 128 + 4}
-"""Bytes of a slot's index key: 128 e4m3 values (index_head_dim) and one scale; a page has all keys, then all scales."""
 
 
 @hookimpl
@@ -76,6 +70,18 @@ def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoo
     if indexer := _indexer(description):
         entries.append(indexer)
     return pool_group(description, entries, layout=LAYOUT)
+
+
+@hookimpl
+def describe_model_config(
+    config: ModelConfig, request: ModelConfigRequest
+) -> KVCacheDescription | None:
+    """Describe the cache that a model would have; see `kvlinker.hookspecs`.
+
+    Raises:
+        KVLinkerError: the model has such a cache, and it is not laid out here; the text says why.
+    """
+    return planned.describe(config, request) if config.model_type in planned.MODEL_TYPES else None
 
 
 def _kv(description: KVCacheDescription) -> DevicePoolEntry:

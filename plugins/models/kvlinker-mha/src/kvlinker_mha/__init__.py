@@ -5,12 +5,10 @@ Shapes do not tell the two layouts apart (with 2 heads and pages of 2 slots they
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvlinker.description import KVCacheDescription
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import ContractError
-from kvlinker.hookspecs import PluginInfo, StrategyMatch, hookimpl
+from kvlinker.hookspecs import ModelConfig, ModelConfigRequest, PluginInfo, StrategyMatch, hookimpl
 from kvlinker.layouts import (
     draft_count,
     integer_fact,
@@ -23,21 +21,18 @@ from kvlinker.layouts import (
     text_fact,
 )
 from kvlinker.pools import KV, DevicePoolGroup
+from kvlinker_mha import planned
+from kvlinker_mha.formats import FAMILY, ROWS_ARE_PAGES, SCALES, VALUES
 
-__all__ = ["build_direct_linker_pool_group", "describe_plugin", "match_kv_cache"]
+__all__ = [
+    "build_direct_linker_pool_group",
+    "describe_model_config",
+    "describe_plugin",
+    "match_kv_cache",
+]
 
-FAMILY = "mha"
 LAYOUT = "mha/1"
 """Goes into every key: raise it when the bytes of a page object change."""
-
-ROWS_ARE_PAGES: Mapping[str, bool] = {
-    # [slots, heads, head_dim]: a slot's bytes are together.
-    "token_major": False,
-    # [pages, heads, slots, head_dim]: a slot's bytes are scattered over its page.
-    "head_major": True,
-}
-VALUES = ("k", "v")
-SCALES = ("k_scale", "v_scale")
 
 
 @hookimpl
@@ -89,6 +84,18 @@ def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoo
             )
         )
     return pool_group(description, entries, layout=LAYOUT)
+
+
+@hookimpl
+def describe_model_config(
+    config: ModelConfig, request: ModelConfigRequest
+) -> KVCacheDescription | None:
+    """Describe the cache that a model would have; see `kvlinker.hookspecs`.
+
+    Raises:
+        KVLinkerError: the model has such a cache, and it is not laid out here; the text says why.
+    """
+    return planned.describe(config, request) if config.model_type in planned.MODEL_TYPES else None
 
 
 def _entry(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvlinker.description import KVCacheDescription
-from kvlinker.errors import ContractError
-from kvlinker.hookspecs import PluginInfo, StrategyMatch, hookimpl
+from kvlinker.hookspecs import ModelConfig, ModelConfigRequest, PluginInfo, StrategyMatch, hookimpl
 from kvlinker.layouts import (
     draft_count,
     integer_fact,
@@ -19,19 +16,18 @@ from kvlinker.layouts import (
     text_fact,
 )
 from kvlinker.pools import KV, DevicePoolGroup
+from kvlinker_mla import planned
+from kvlinker_mla.formats import FAMILY, LATENT_VALUES, PACKED, VALUE_BYTES, row_bytes
 
-__all__ = ["build_direct_linker_pool_group", "describe_plugin", "match_kv_cache"]
+__all__ = [
+    "build_direct_linker_pool_group",
+    "describe_model_config",
+    "describe_plugin",
+    "match_kv_cache",
+]
 
-FAMILY = "mla"
 LAYOUT = "mla/1"
 """Goes into every key: raise it when the bytes of a page object change."""
-
-LATENT_VALUES = 512 + 64
-"""Values of a slot, latent and rope (config.json of DeepSeek V3: kv_lora_rank, qk_rope_head_dim)."""
-VALUE_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3fn": 1}
-PACKED = "fp8_packed_656"
-PACKED_ROW_BYTES = 512 + 4 * 4 + 64 * 2
-"""512 e4m3 values, 4 fp32 scales, 64 rope values in bf16: the format has one size."""
 
 
 @hookimpl
@@ -75,25 +71,31 @@ def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoo
     return pool_group(description, [entry], layout=LAYOUT)
 
 
+@hookimpl
+def describe_model_config(
+    config: ModelConfig, request: ModelConfigRequest
+) -> KVCacheDescription | None:
+    """Describe the cache that a model would have; see `kvlinker.hookspecs`.
+
+    Raises:
+        KVLinkerError: the model has such a cache, and it is not laid out here; the text says why.
+    """
+    return planned.describe(config, request) if config.model_type in planned.MODEL_TYPES else None
+
+
 def _check(description: KVCacheDescription) -> None:
     require_roles(description, required=("latent",), optional=("draft_latent",))
     require_paged_pools(description, KV)
     drafts = draft_count(description, "draft_latent")
-    row_bytes = _row_bytes(description)
-    role_spans(description, "latent", count=len(description.layers), row_bytes=row_bytes)
-    role_spans(description, "draft_latent", count=drafts, per="draft layer", row_bytes=row_bytes)
+    size = _row_bytes(description)
+    role_spans(description, "latent", count=len(description.layers), row_bytes=size)
+    role_spans(description, "draft_latent", count=drafts, per="draft layer", row_bytes=size)
 
 
 def _row_bytes(description: KVCacheDescription) -> int:
     """Return the bytes of a slot in the stated format."""
     kv_format = text_fact(description, "kv_format", known=(*VALUE_BYTES, PACKED))
-    values = _latent_values(description)
-    if kv_format != PACKED:
-        return values * VALUE_BYTES[kv_format]
-    if values != LATENT_VALUES:
-        msg = f"family {FAMILY!r}: {PACKED} holds {LATENT_VALUES} values, got latent_values {values}; use bf16"
-        raise ContractError(msg)
-    return PACKED_ROW_BYTES
+    return row_bytes(kv_format, _latent_values(description))
 
 
 def _latent_values(description: KVCacheDescription) -> int:

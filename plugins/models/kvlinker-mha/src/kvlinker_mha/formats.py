@@ -1,0 +1,24 @@
+"""What the buffers of an MHA cache are called, and how they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["FAMILY", "ROWS_ARE_PAGES", "SCALES", "VALUES", "VALUE_BYTES"]
+
+FAMILY = "mha"
+VALUES = ("k", "v")
+SCALES = ("k_scale", "v_scale")
+ROWS_ARE_PAGES: Mapping[str, bool] = MappingProxyType(
+    {
+        # [slots, heads, head_dim]: a slot's bytes are together.
+        "token_major": False,
+        # [pages, heads, slots, head_dim]: a slot's bytes are scattered over its page.
+        "head_major": True,
+    }
+)
+VALUE_BYTES: Mapping[str, int] = MappingProxyType(
+    {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3fn": 1, "fp8_e5m2": 1}
+)
+"""Formats whose sizes are known, for caches that no engine has described yet."""

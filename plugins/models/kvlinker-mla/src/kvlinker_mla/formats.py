@@ -1,0 +1,34 @@
+"""How large a row of a latent cache is, as its value format says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from kvlinker.errors import ContractError
+
+__all__ = ["FAMILY", "LATENT_VALUES", "PACKED", "PACKED_ROW_BYTES", "VALUE_BYTES", "row_bytes"]
+
+FAMILY = "mla"
+LATENT_VALUES = 512 + 64
+"""Values of a slot, latent and rope (config.json of DeepSeek V3: kv_lora_rank, qk_rope_head_dim)."""
+VALUE_BYTES: Mapping[str, int] = MappingProxyType(
+    {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3fn": 1}
+)
+PACKED = "fp8_packed_656"
+PACKED_ROW_BYTES = 512 + 4 * 4 + 64 * 2
+"""512 e4m3 values, 4 fp32 scales, 64 rope values in bf16: the format has one size."""
+
+
+def row_bytes(kv_format: str, values: int) -> int:
+    """Return the bytes of a slot of so many values in one of the formats above.
+
+    Raises:
+        ContractError: the format holds another number of values.
+    """
+    if kv_format != PACKED:
+        return values * VALUE_BYTES[kv_format]
+    if values != LATENT_VALUES:
+        msg = f"family {FAMILY!r}: {PACKED} holds {LATENT_VALUES} values, got latent_values {values}; use bf16"
+        raise ContractError(msg)
+    return PACKED_ROW_BYTES
