@@ -69,7 +69,7 @@ def run_part(case: DemoCase, part: Part, folder: Path, tell: Tell) -> None:
             record, logits = _run(case, part, loaded, engine, tell)
     finally:
         store.close()
-    record.save(folder, f"{case.name}-{part.value}", logits)
+    record.save(folder, case.name, part, logits)
 
 
 def _run(

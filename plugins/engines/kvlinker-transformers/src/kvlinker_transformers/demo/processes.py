@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvlinker.errors import KVLinkerError
 from kvlinker_transformers.demo.cases import DemoCase
-from kvlinker_transformers.demo.records import Logits, Part, Progress, RunRecord
+from kvlinker_transformers.demo.records import Part, Progress
 
 __all__ = ["DemoProcessError", "run_process"]
 
@@ -29,8 +29,8 @@ class DemoProcessError(KVLinkerError, RuntimeError):
 
 def run_process(
     case: DemoCase, part: Part, folder: Path, on_step: Callable[[Progress], None]
-) -> tuple[RunRecord, Logits]:
-    """Run one part of a case to its end, and return what it did.
+) -> None:
+    """Run one part of a case to its end; what it did is in its record.
 
     Args:
         case: model and text.
@@ -59,4 +59,3 @@ def run_process(
         end = "\n".join(output[-_SHOWN_LINES:])
         msg = f"{case.name}: the process that should {part.value} ended with code {child.returncode}:\n{end}"
         raise DemoProcessError(msg)
-    return RunRecord.load(folder, f"{case.name}-{part.value}")

@@ -66,15 +66,17 @@ class RunRecord:
     prompt_end: str
     """The prompt's last words; empty where tokens are no words."""
 
-    def save(self, folder: Path, name: str, logits: Logits) -> None:
+    def save(self, folder: Path, case: str, part: Part, logits: Logits) -> None:
         """Write the record and the logits."""
-        np.save(folder / f"{name}.npy", logits)
-        (folder / f"{name}.json").write_text(json.dumps(asdict(self)), encoding="utf-8")
+        np.save(folder / f"{case}-{part.value}.npy", logits)
+        text = json.dumps(asdict(self))
+        (folder / f"{case}-{part.value}.json").write_text(text, encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path, name: str) -> tuple[Self, Logits]:
+    def load(cls, folder: Path, case: str, part: Part) -> tuple[Self, Logits]:
         """Return what `save` wrote."""
-        fields = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        text = (folder / f"{case}-{part.value}.json").read_text(encoding="utf-8")
+        fields = json.loads(text)
         fields["tokens"] = tuple(fields["tokens"])
-        logits: Logits = np.load(folder / f"{name}.npy", allow_pickle=False)
+        logits: Logits = np.load(folder / f"{case}-{part.value}.npy", allow_pickle=False)
         return cls(**fields), logits

@@ -34,17 +34,26 @@ def _nothing(_case: DemoCase, _folder: Path) -> None:
     """Leave what the first process stored as it is."""
 
 
-def show(request: DemoRequest, *, between: Between = _nothing) -> bool:
+def show(
+    request: DemoRequest,
+    *,
+    cases: Sequence[DemoCase] | None = None,
+    between: Between = _nothing,
+) -> bool:
     """Show every case, and return whether all that could be shown was right.
 
     Args:
         request: folder and extent.
-        between: for tests: what happens to the store before the second process starts.
+        cases: what to show instead of the usual models.
+        between: what happens to the folder after the first process of a case and before the second.
     """
     console = screen()
     _introduce(console, request.folder)
-    names = _QUICK_CASES if request.quick else tuple(CASES)
-    outcomes = [_show_case(console, CASES[name], request.folder, between) for name in names]
+    usual = [CASES[name] for name in (_QUICK_CASES if request.quick else CASES)]
+    outcomes = [
+        _show_case(console, case, request.folder, between)
+        for case in (usual if cases is None else cases)
+    ]
     shown = [outcome for outcome in outcomes if outcome is not None]
     if not shown:
         console.print("no model could be shown", style="bold red")
@@ -91,15 +100,17 @@ def _run_both(console: Console, case: DemoCase, folder: Path, between: Between) 
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        read = _run_one(progress, case, Part.READ, folder)
+        _run_one(progress, case, Part.READ, folder)
         between(case, folder)
-        return read, _run_one(progress, case, Part.CONTINUE, folder)
+        _run_one(progress, case, Part.CONTINUE, folder)
+    read, continued = (RunRecord.load(folder, case.name, part) for part in Part)
+    return read, continued
 
 
-def _run_one(progress: Progress, case: DemoCase, part: Part, folder: Path) -> Run:
+def _run_one(progress: Progress, case: DemoCase, part: Part, folder: Path) -> None:
     name = f"process {list(Part).index(part) + 1}"
     task = progress.add_task(f"{name} starts", total=None)
-    run = run_process(
+    run_process(
         case,
         part,
         folder,
@@ -110,9 +121,7 @@ def _run_one(progress: Progress, case: DemoCase, part: Part, folder: Path) -> Ru
             total=case.new_tokens if step.done else None,
         ),
     )
-    written = len(run[0].tokens)
-    progress.update(task, description=f"{name} is done", completed=written, total=written)
-    return run
+    progress.update(task, description=f"{name} is done", completed=1, total=1)
 
 
 # ---- what was found ---------------------------------------------------------------------------
