@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conftest import Shelf, make_key
+from file_shelf import Shelf, make_key
 
 import kvlinker_file
 from kvlinker_file import FileStore, FileStoreOptions

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
+from file_shelf import OpenStore, Shelf
 
 from kvlinker.errors import ContractError
 from kvlinker.store import ReadStatus, WriteStatus
-
-if TYPE_CHECKING:
-    from conftest import OpenStore, Shelf
 
 Key = Callable[..., bytes]
 DiskBytes = Callable[[], int]

@@ -9,17 +9,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from file_shelf import OpenStore, Shelf
 
 from kvlinker.device import DeviceAccess, HostObjects
 from kvlinker.errors import StoreClosedError, StoreTimeoutError
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadStatus, WriteStatus
-
-if TYPE_CHECKING:
-    from conftest import OpenStore, Shelf
 
 Key = Callable[..., bytes]
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
@@ -326,7 +323,7 @@ def test_many_threads_that_do_everything_never_mix_up_bytes(
 _COUNT_CALLS = """
 import os, sys
 sys.path.insert(0, sys.argv[2])
-from conftest import Shelf, make_key
+from file_shelf import Shelf, make_key
 from kvlinker_file import FileStore, FileStoreOptions
 shelf = Shelf(layers=1, row_bytes=64, pages=500)
 store = FileStore(FileStoreOptions(path=sys.argv[1], capacity="8MiB"))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
+from file_shelf import OpenStore, Shelf
 
 from kvlinker.errors import ContractError, StoreClosedError, TransferRevokedError
 from kvlinker.store import Integrity, ReadStatus, WriteStatus
 from kvlinker.testing import FaultAccess, OpaqueMemory, Raise, Rule
 from kvlinker.testing.script import Call
 from kvlinker_file import FileStore
-
-if TYPE_CHECKING:
-    from conftest import OpenStore, Shelf
 
 Key = Callable[..., bytes]
 OK, MISS = ReadStatus.OK, ReadStatus.MISS

@@ -7,17 +7,14 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from file_shelf import OpenStore, Shelf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvlinker.store import ReadStatus
 from kvlinker_file import verify
-
-if TYPE_CHECKING:
-    from conftest import OpenStore, Shelf
 
 Key = Callable[..., bytes]
 OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT

@@ -8,15 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from file_shelf import OpenStore, Shelf
 
 from kvlinker.store import ReadStatus
 from kvlinker_file import verify
-
-if TYPE_CHECKING:
-    from conftest import OpenStore, Shelf
 
 Key = Callable[..., bytes]
 WRITER = Path(__file__).parent / "crash_writer.py"

@@ -9,15 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from file_shelf import OpenStore, Shelf
 
 from kvlinker.errors import StoreBusyError, StoreFormatError
 from kvlinker.store import ReadStatus
-
-if TYPE_CHECKING:
-    from conftest import OpenStore, Shelf
 
 Key = Callable[..., bytes]
 

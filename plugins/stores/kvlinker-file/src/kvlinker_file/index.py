@@ -198,8 +198,7 @@ class ObjectIndex:
             self._rows[key] = row
             self._keys[row] = key
         self._fit_segments(int(new.segments.max(initial=0)))
-        np.add.at(self._segments["objects"], new.segments, 1)
-        np.add.at(self._segments["ticks"], new.segments, new.ticks.astype(np.float64))
+        self._count(rows, 1)
         self._last_tick = max(self._last_tick, int(new.ticks.max(initial=0)))
         return rows
 
@@ -224,15 +223,29 @@ class ObjectIndex:
         """Let keys find objects no longer; their slots stay taken until `settle` gives them."""
         for row in rows.tolist():
             del self._rows[self._keys[row]]
-            self._keys[row] = _NO_KEY
-        segments = self._segment[rows]
-        np.add.at(self._segments["busy"], segments, -self._holds[rows].astype(np.int64))
-        np.add.at(self._segments["objects"], segments, -1)
-        np.add.at(self._segments["ticks"], segments, -self._tick[rows].astype(np.float64))
+        np.add.at(self._segments["busy"], self._segment[rows], -self._holds[rows].astype(np.int64))
+        self._count(rows, -1)
         self._holds[rows] = 0
         self._generation[rows] += 1
         self._lives[rows] = False
         self._leaving.extend(rows.tolist())
+
+    def restore(self, rows: IndexArray) -> None:
+        """Let keys find removed objects again that the catalog still names, where nothing came in their place."""
+        left = set(self._leaving).intersection(rows.tolist())
+        back = [row for row in left if self._is_saved[row] and self._keys[row] not in self._rows]
+        self._leaving = [row for row in self._leaving if row not in back]
+        for row in back:
+            self._rows[self._keys[row]] = row
+        found = np.array(back, dtype=np.int64)
+        self._lives[found] = True
+        self._count(found, 1)
+
+    def _count(self, rows: IndexArray, sign: int) -> None:
+        """Add rows to the figures of their segments, or take them off."""
+        segments = self._segment[rows]
+        np.add.at(self._segments["objects"], segments, sign)
+        np.add.at(self._segments["ticks"], segments, sign * self._tick[rows].astype(np.float64))
 
     def leaving(self) -> IndexArray:
         """Return the removed rows that the catalog still names."""
@@ -249,7 +262,9 @@ class ObjectIndex:
         stays = self._is_saved[rows] | (self._pins[rows] > 0)
         self._leaving = rows[stays].tolist()
         done = rows[~stays]
-        self._free.extend(done.tolist())
+        for row in done.tolist():
+            self._keys[row] = _NO_KEY
+            self._free.append(row)
         return self.segments_of(done), self.slots_of(done)
 
     # ---- age ----------------------------------------------------------------------------------

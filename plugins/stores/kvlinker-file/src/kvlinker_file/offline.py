@@ -124,33 +124,29 @@ def inspect(path: str | PathLike[str]) -> StoreReport:
         StoreFormatError: there is no store of this version.
         StoreError: it cannot be read.
     """
-    with _catalog(Path(path).absolute()) as (directory, catalog):
-        segments, places, ticks, keys = _catalog_columns(catalog)
-        numbers, _ = split_places(places)
-        sizes = np.zeros(len(places), dtype=np.int64)
-        for segment in segments:
-            sizes[numbers == segment.number] = segment.object_bytes
-        files = sum(segment.file_bytes for segment in segments)
-        capacity = catalog.facts().get("capacity")
-        return StoreReport(
-            path=directory.path,
-            format_version=FORMAT_VERSION,
-            capacity_bytes=capacity if isinstance(capacity, int) else None,
-            disk_bytes=files + directory.index_bytes(),
-            objects=len(keys),
-            payload_bytes=int(sizes.sum()),
-            segments=segments,
-            namespaces=_namespaces(keys, sizes, ticks),
-        )
+    with closing(StoreDirectory(Path(path).absolute(), create=False)) as directory:
+        index_bytes = directory.index_bytes()  # before opening it makes a log
+        with closing(Catalog(directory.index_path, durability=Durability.PROCESS)) as catalog:
+            return _report(directory.path, catalog, index_bytes)
 
 
-@contextmanager
-def _catalog(path: Path) -> Iterator[tuple[StoreDirectory, Catalog]]:
-    with (
-        closing(StoreDirectory(path, create=False)) as directory,
-        closing(Catalog(directory.index_path, durability=Durability.PROCESS)) as catalog,
-    ):
-        yield directory, catalog
+def _report(path: Path, catalog: Catalog, index_bytes: int) -> StoreReport:
+    segments, places, ticks, keys = _catalog_columns(catalog)
+    numbers, _ = split_places(places)
+    sizes = np.zeros(len(places), dtype=np.int64)
+    for segment in segments:
+        sizes[numbers == segment.number] = segment.object_bytes
+    capacity = catalog.facts().get("capacity")
+    return StoreReport(
+        path=path,
+        format_version=FORMAT_VERSION,
+        capacity_bytes=capacity if isinstance(capacity, int) else None,
+        disk_bytes=index_bytes + sum(segment.file_bytes for segment in segments),
+        objects=len(keys),
+        payload_bytes=int(sizes.sum()),
+        segments=segments,
+        namespaces=_namespaces(keys, sizes, ticks),
+    )
 
 
 def _catalog_columns(

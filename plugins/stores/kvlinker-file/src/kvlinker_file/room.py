@@ -24,7 +24,7 @@ def find_room(state: StoreState, kind: SlotKind, count: int) -> list[Taken] | No
     search = _Search(state, kind, count)
     try:
         found = search.run()
-    except StoreError as error:
+    except OSError as error:
         _log.warning("%s: no room for an object: %s", state.options.path, error)
         state.counters["index_errors"] += 1
         found = False
@@ -123,14 +123,17 @@ class _Search:
             else:
                 segment = None
                 rows = index.evict(number, self._missing)
-            state.counters["evicted"] += len(rows)
-        if segment is not None:
-            _move_segment(state, segment, self._kind)
-            return True
-        if not len(rows):
-            return False
-        state.save_removals()
-        return True
+        try:
+            if segment is not None:
+                _move_segment(state, segment, self._kind)
+            elif len(rows):
+                state.save_removals()
+        except OSError:
+            with state.lock:
+                index.restore(rows)
+            raise
+        state.counters["evicted"] += len(rows)
+        return segment is not None or len(rows) > 0
 
     def _coldest_segment(self) -> Segment | None:
         idle = filter(self._is_idle, self._state.space.of_other_kinds(self._kind))

@@ -36,6 +36,7 @@ COUNTERS = (
     "corrupt",
     "full",
     "disk_full",
+    "disk_errors",
     "index_errors",
     "index_lost",
     "lost_at_open",
@@ -70,7 +71,6 @@ class StoreState:
         self.lock = threading.Lock()
         self.commit_lock = threading.Lock()
         self._layouts: dict[bytes, int] = {}
-        self._surplus: list[Segment] = []
         self._idle = threading.Condition(self.lock)
         self._calls = 0
         self._closing = False
@@ -230,22 +230,25 @@ class StoreState:
         """Delete the files of segments without objects, but for some of each kind that the next writes take.
 
         Raises:
-            StoreError: the catalog cannot be written; the files stay until the next time.
+            StoreError: the catalog cannot be written; the segments stay.
         """
         with self.commit_lock:
             with self.lock:
-                self._surplus.extend(self.space.retire_empty(keep=keep))
-                surplus, self._surplus = self._surplus, []
-            if surplus:
-                self.delete_segments(surplus)
+                empty = self.space.retire_empty(keep=keep)
+            self.delete_segments(empty)
 
     def delete_segments(self, segments: Sequence[Segment]) -> None:
-        """Delete retired segments that nobody uses; the caller holds the commit lock, and only that."""
+        """Delete retired segments that nobody uses; the caller holds the commit lock, and only that.
+
+        Raises:
+            StoreError: the catalog cannot be written; the segments are as they were before they were retired.
+        """
         try:
             self.commit(removed_segments=[segment.number for segment in segments])
         except StoreError:
             with self.lock:
-                self._surplus.extend(segments)
+                for segment in segments:
+                    self.space.add(segment)
             raise
         for segment in segments:
             segment.close()

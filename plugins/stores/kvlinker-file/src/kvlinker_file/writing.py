@@ -76,8 +76,9 @@ def write_batches(
     works = [_work(batch) for batch in batches]
     kept = _look_up(state, works)
     try:
-        if _take_slots(state, works):
-            _copy(state, works, memory)
+        if _take_slots(state, works) and _prepare(state, works):
+            _copy(works, memory)
+            _sync(state, works)
         _publish_if_allowed(state, works, may_publish)
     finally:
         for work in works:
@@ -144,26 +145,55 @@ def _take_slots(state: StoreState, works: Sequence[_Work]) -> bool:
             continue
         taken = find_room(state, work.kind, len(work.fresh))
         if taken is None:
-            for other in works:
-                state.give_back(other.taken)
-                other.taken = []
-                other.mark(WriteStatus.FULL)
+            _abandon(state, works, WriteStatus.FULL)
             state.counters["full"] += 1
             return False
         work.taken = taken
     return True
 
 
-def _copy(state: StoreState, works: Sequence[_Work], memory: DeviceAccess) -> None:
+def _abandon(state: StoreState, works: Sequence[_Work], status: WriteStatus) -> None:
+    """Give all slots back: nothing of the call will be stored."""
     for work in works:
-        for taken in work.taken:
-            taken.segment.prepare_writing(taken.slots)
+        state.give_back(work.taken)
+        work.taken = []
+        work.mark(status)
+
+
+def _prepare(state: StoreState, works: Sequence[_Work]) -> bool:
+    """Fault in what will be written; False, and nothing left to do, where the disk cannot give it."""
+    try:
+        for work in works:
+            for taken in work.taken:
+                taken.segment.prepare_writing(taken.slots)
+    except OSError as error:
+        _report_disk_error(state, works, error)
+        return False
+    return True
+
+
+def _sync(state: StoreState, works: Sequence[_Work]) -> None:
+    """Bring what was written to the disk, if objects must be there before they are visible."""
+    if not state.is_durable:
+        return
+    try:
+        for segment in {taken.segment for work in works for taken in work.taken}:
+            segment.sync()
+    except OSError as error:
+        _report_disk_error(state, works, error)
+
+
+def _report_disk_error(state: StoreState, works: Sequence[_Work], error: OSError) -> None:
+    _log.warning("%s: objects were not stored: %s", state.options.path, error)
+    state.counters["disk_errors"] += 1
+    _abandon(state, works, WriteStatus.FAILED)
+
+
+def _copy(works: Sequence[_Work], memory: DeviceAccess) -> None:
+    for work in works:
         chunk = max(1, _CHUNK_BYTES // work.kind.payload_bytes)
         for start in range(0, len(work.fresh), chunk):
             _copy_chunk(work, slice(start, start + chunk), memory)
-    if state.is_durable:
-        for segment in {taken.segment for work in works for taken in work.taken}:
-            segment.sync()
 
 
 def _copy_chunk(work: _Work, chunk: slice, memory: DeviceAccess) -> None:

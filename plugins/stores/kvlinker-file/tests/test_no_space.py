@@ -1,0 +1,54 @@
+"""A full disk is an answer, never the end of the process: files are reserved before they are mapped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "full_disk.py"
+
+
+def run_on_small_disk(folder: Path, what: str, *, mib: int) -> str:
+    """Run the script on a file system of a few MiB of its own."""
+    mount = f'mount -t tmpfs -o size={mib}m none "$0" && exec "$@"'
+    command = ["/usr/bin/env", "unshare", "-rm", "sh", "-c", mount, str(folder)]
+    run = [sys.executable, str(SCRIPT), str(folder), what]
+    answer = subprocess.run([*command, *run], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.strip()
+
+
+def test_enospc_a_store_larger_than_the_disk_lives_with_what_there_is(tmp_path: Path) -> None:
+    assert run_on_small_disk(tmp_path, "grow", mib=6) == "80 True True True"
+
+
+def test_enospc_objects_stay_readable_on_a_full_disk_and_writing_goes_on_when_there_is_space(
+    tmp_path: Path,
+) -> None:
+    statuses, bad, deleted = run_on_small_disk(tmp_path, "fill", mib=6).rsplit(" ", 2)
+
+    assert "failed" in statuses or "full" in statuses
+    assert (bad, deleted) == ("0", "False")
+
+
+def test_enospc_opening_on_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
+    answer = run_on_small_disk(tmp_path, "open", mib=2)
+
+    assert answer.startswith("StoreFullError file store")
+    assert "free space" in answer
+
+
+@pytest.mark.parametrize("what", ["limit"])
+def test_a_limit_on_file_sizes_is_an_answer_too(tmp_path: Path, what: str) -> None:
+    answer = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path), what],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    stored, is_full, *_ = answer.stdout.split()
+    assert (stored, is_full) == ("0", "True")
