@@ -23,9 +23,14 @@ logger = logging.getLogger(__name__)
 class LaneTask:
     """One task of a lane: queued, running, done, dropped or left behind."""
 
+    @classmethod
+    def unsubmitted(cls) -> LaneTask:
+        """Return a task that no lane knows: dropping or abandoning it does nothing."""
+        return cls(_nothing)
+
     def __init__(self, run: Callable[[], None]) -> None:
         """Wrap the callable; it must report its own outcome."""
-        self._run: Callable[[], None] | None = run
+        self._run = run
         self._ended = threading.Event()
         self.was_dropped = False
         """Whether it ended without having begun."""
@@ -41,10 +46,9 @@ class LaneTask:
 
     def execute(self, lane: str) -> None:
         """Run the task once; whatever it raises ends here, logged."""
-        run, self._run = self._run, None
+        run, self._run = self._run, _nothing
         try:
-            if run is not None:
-                run()
+            run()
         except BaseException:  # noqa: BLE001  # a plugin may raise anything, and the lane must live on
             # As text: a log record that keeps the exception keeps its frames, and with them tensors, alive.
             logger.warning("a task of lane %s raised: %s", lane, traceback.format_exc())
@@ -53,9 +57,13 @@ class LaneTask:
 
     def drop(self) -> None:
         """End a task that never began."""
-        self._run = None
+        self._run = _nothing
         self.was_dropped = True
         self._ended.set()
+
+
+def _nothing() -> None:
+    """Stand for a callable that a task has let go of."""
 
 
 class _Worker:

@@ -85,7 +85,7 @@ class LoadBatch:
     ended: bool = False
     """Nothing of the batch will touch pool memory again."""
     failed: set[str] = field(default_factory=set)
-    task: LaneTask | None = None
+    task: LaneTask = field(default_factory=LaneTask.unsubmitted)
 
     @property
     def rids(self) -> frozenset[str]:

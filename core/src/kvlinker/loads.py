@@ -174,7 +174,7 @@ class LoadQueue:
     def _expire(self, batch: LoadBatch) -> None:
         """Give a batch up at its deadline: what has not been copied in yet never will be."""
         revocable, loading = self._store.capabilities.revocable, batch.loading
-        dropped = batch.task is not None and self._lane.drop(batch.task)
+        dropped = self._lane.drop(batch.task)
         is_first = batch.give_up()
         if is_first or dropped:
             batch.permit.revoke()
@@ -187,7 +187,7 @@ class LoadQueue:
         if loading:
             self._store.breaker.trip()
             self._isolate_all(loading)
-        if revocable and batch.task is not None:
+        if revocable:
             self._lane.abandon(batch.task)
 
     # ---- the worker ---------------------------------------------------------------------------
@@ -330,7 +330,7 @@ class LoadQueue:
             self._settle(request, TokenOutcome.CANCELLED)
         # Those that have not begun first: the lane would begin them when a hung one is left behind.
         for batch in batches:
-            if batch.task is not None and self._lane.drop(batch.task):
+            if self._lane.drop(batch.task):
                 batch.give_up()
                 batch.end()
         for batch in batches:
@@ -344,8 +344,7 @@ class LoadQueue:
             batch.wait_end(until=None)
         elif not batch.wait_end(until=time.monotonic() + self._options.quiesce_seconds):
             batch.end()
-            if batch.task is not None:
-                self._lane.abandon(batch.task)
+            self._lane.abandon(batch.task)
         for request in batch.requests:
             failed = request.rid in batch.failed
             self._settle(request, TokenOutcome.FAILED if failed else TokenOutcome.ABANDONED)

@@ -50,7 +50,7 @@ class _Offload:
     was_given_up: bool = False
     is_writing: bool = False
     """The engine's events came, and the store is being asked."""
-    task: LaneTask | None = None
+    task: LaneTask = field(default_factory=LaneTask.unsubmitted)
 
     def settle(self, *, stored: bool) -> None:
         """Set the outcome, unless it was set before, and let go of the engine's objects."""
@@ -143,7 +143,7 @@ class OffloadQueue:
 
     def _give_up(self, offload: _Offload, reason: str) -> None:
         revocable = self._store.capabilities.revocable
-        dropped = offload.task is not None and self._lane.drop(offload.task)
+        dropped = self._lane.drop(offload.task)
         is_first = offload.give_up()
         if is_first or dropped:
             offload.permit.revoke()
@@ -155,7 +155,7 @@ class OffloadQueue:
         self._failures.report("offload", reason)
         if offload.is_writing:
             self._store.breaker.trip()
-        if revocable and offload.task is not None:
+        if revocable:
             self._lane.abandon(offload.task)
 
     # ---- the worker ---------------------------------------------------------------------------
@@ -280,20 +280,20 @@ class OffloadQueue:
         offloads, self._offloads = list(self._offloads), deque()
         # Those that have not begun first: the lane would begin them when a hung one is left behind.
         for offload in offloads:
-            if offload.task is not None and self._lane.drop(offload.task):
+            if self._lane.drop(offload.task):
                 offload.settle(stored=False)
         for offload in offloads:
-            if offload.task is not None and offload.outcome is None:
-                self._quiesce(offload, offload.task)
+            if offload.outcome is None:
+                self._quiesce(offload)
         self._metrics.count("offloads_reset", len(offloads))
 
-    def _quiesce(self, offload: _Offload, task: LaneTask) -> None:
+    def _quiesce(self, offload: _Offload) -> None:
         offload.give_up()
         offload.permit.revoke()
         if not self._store.capabilities.revocable:
-            task.wait(None)
-        elif not task.wait(self._options.quiesce_seconds):
-            self._lane.abandon(task)
+            offload.task.wait(None)
+        elif not offload.task.wait(self._options.quiesce_seconds):
+            self._lane.abandon(offload.task)
         offload.settle(stored=False)
 
     def close(self) -> None:
