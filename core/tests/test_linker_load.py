@@ -19,9 +19,11 @@ from linker_rig import (
 )
 
 from kvlinker.errors import ContractError
+from kvlinker.failures import FailureLog
+from kvlinker.layer_counter import LayerCounter
 from kvlinker.linker import Linker
 from kvlinker.load_batch import LoadBatch
-from kvlinker.metrics import TokenOutcome
+from kvlinker.metrics import LinkerMetrics, TokenOutcome
 from kvlinker.pool_keys import GroupKeys
 from kvlinker.pools import KV
 from kvlinker.testing import (
@@ -328,6 +330,19 @@ def test_l1_waiting_with_what_is_no_index_or_layer_raises_nothing() -> None:
 
         assert errors_of(rig.linker) == {"wait_errors": 2}
         assert rig.linker.finish_layer_wise_loading(index)
+
+
+def test_an_interrupt_of_the_users_ends_the_wait() -> None:
+    def interrupt(index: int) -> LoadBatch | None:
+        raise KeyboardInterrupt(index)
+
+    def expire(batch: LoadBatch) -> None:
+        batch.end()
+
+    counter = LayerCounter(interrupt, expire, FailureLog("MemoryStore", LinkerMetrics()))
+
+    with pytest.raises(KeyboardInterrupt):
+        counter.wait_until(0)
 
 
 def test_l4_waiting_returns_when_the_batch_failed_and_finish_reports_it() -> None:

@@ -225,6 +225,36 @@ def test_l2_a_lookup_that_nobody_waits_for_asks_no_more() -> None:
         assert rig.store.count(Call.HOLD) == 0
 
 
+def test_l1_a_lookup_that_fails_late_is_reported_once() -> None:
+    with linked(options=IMPATIENT) as rig:
+        rig.keep(KEYS)
+        with Gate() as gate:
+            rig.store.script.add(
+                Rule(call=Call.EXISTS, fault=Hang(gate=gate)),
+                Rule(call=Call.EXISTS, fault=Raise(error=OSError("gone"))),
+            )
+            assert rig.linker.lookup("a", rig.asked(KEYS)) == []
+        wait_for(lambda: not threads_named("kvlinker-lookup"), "the end of the late lookup")
+
+        assert errors_of(rig.linker) == {"lookup_errors": 1}
+
+
+def test_l9_with_every_worker_hung_lookups_are_misses_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = replace(PATIENT, lookup_seconds=0.005, breaker_seconds=0.0001)
+    with linked(options=options) as rig, Gate() as gate:
+        rig.store.script.add(Rule(call=Call.EXISTS, fault=Hang(gate=gate)))
+        while gate.arrived < 8:
+            assert rig.linker.lookup("a", rig.asked(KEYS)) == []
+
+        assert rig.linker.lookup("a", rig.asked(KEYS)) == []
+
+        assert gate.arrived == 8
+        assert "lookup failed: store=FaultStore pool=- key=-: every worker hangs" in caplog.text
+        assert rig.linker.metrics.snapshot().tokens_open == 0
+
+
 def test_t6_a_dead_store_costs_one_timeout_and_not_one_per_call() -> None:
     with linked(options=IMPATIENT) as rig, Gate() as gate:
         rig.keep(KEYS)

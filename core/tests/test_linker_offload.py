@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from linker_rig import FAMILIES, PATIENT, Waiter, errors_of, linked, prompts, wait_for
+from linker_rig import (
+    FAMILIES,
+    PATIENT,
+    Waiter,
+    errors_of,
+    linked,
+    prompts,
+    threads_named,
+    wait_for,
+)
 
 from kvlinker.device import DeviceAccess
 from kvlinker.entries import DevicePoolEntry
@@ -184,14 +193,17 @@ def test_l7_b64_the_engine_keeps_a_page_until_its_completion_and_gets_it_after_t
         assert rig.access.reads_since(mark) == ()
 
 
-def test_l7_a_page_is_not_read_again_once_its_offload_was_given_up() -> None:
+@pytest.mark.parametrize("call", [Call.EXISTS, Call.WRITE])
+def test_l7_a_page_is_not_read_again_once_its_offload_was_given_up(call: Call) -> None:
     with linked(options=HASTY) as rig:
         with Gate() as gate:
-            rig.store.script.add(Rule(call=Call.WRITE, fault=Hang(gate=gate)))
+            rig.store.script.add(Rule(call=call, fault=Hang(gate=gate)))
             rig.offer(KEYS)
             assert not rig.completion()
-            mark = rig.access.mark()
-        wait_for(lambda: not rig.linker.pending, "the end")
+            mark, calls = rig.access.mark(), len(rig.store.records)
+        wait_for(lambda: not threads_named("kvlinker-offload"), "the end of the late offload")
+
+        assert len(rig.store.records) == calls
 
         assert rig.access.reads_since(mark) == ()
         assert rig.memory_store.keys() == ()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -369,6 +371,40 @@ def test_e4_the_threads_of_a_forgotten_linker_end() -> None:
     gc.collect()
 
     wait_for(lambda: not threads_named("kvlinker-"), "the end of all threads")
+
+
+def test_e4_an_exit_closes_the_linker_of_this_process_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exits: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", exits.append)
+    with linked() as rig:
+        rig.keep(KEYS)
+        rig.linker.lookup("a", rig.asked(KEYS))
+        (leave,) = exits
+
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: -1)
+            leave()
+        assert rig.linker.pending == 1
+        leave()
+        leave()
+
+        assert rig.linker.pending == 0
+        assert rig.memory_store.kept() == 0
+        assert not rig.linker.offload(rig.transfers(KEYS))
+
+
+def test_e4_an_exit_after_the_linker_is_gone_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    exits: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", exits.append)
+    pools = fake_group(memory=OpaqueMemory())
+    Linker(pools.group, MemoryStore(), NAMESPACE, device=pools.access())
+    gc.collect()
+
+    exits[0]()
+
+    assert threads_named("kvlinker-lookup") == []
 
 
 def test_e4_a_linker_that_nobody_closed_is_closed_at_exit() -> None:
