@@ -16,7 +16,16 @@ from kvlinker.testing.kit import KitTests
 from kvlinker.testing.shelves import Shelf
 from kvlinker.testing.verdicts import fail
 
-__all__ = ["Damage", "OpenStore", "StoreFixtures", "StoreModule", "flip_byte_in_files", "within"]
+__all__ = [
+    "DEADLINE_S",
+    "Damage",
+    "OpenStore",
+    "StoreFixtures",
+    "StoreModule",
+    "answer_of",
+    "flip_byte_in_files",
+    "within",
+]
 
 OpenStore: TypeAlias = Callable[[], Store]
 Damage: TypeAlias = Callable[[Store, ObjectKey, bytes], None]
@@ -93,13 +102,12 @@ class StoreFixtures(KitTests):
         return Shelf(reopen())
 
 
-def within(what: str, call: Callable[[], _T], *, seconds: float = DEADLINE_S) -> _T:
-    """Return what a call returns, and fail if it does not return in time.
+def within(what: str, call: Callable[[], _T]) -> _T:
+    """Return what a call returns, and fail if it does not return before the deadline.
 
     Args:
         what: the call, for the message.
         call: runs in a thread of its own, which is left behind if it hangs.
-        seconds: how long it may take.
     """
     answers: list[_T] = []
     errors: list[BaseException] = []
@@ -112,11 +120,11 @@ def within(what: str, call: Callable[[], _T], *, seconds: float = DEADLINE_S) ->
 
     thread = threading.Thread(target=run, daemon=True, name=f"kit: {what}")
     thread.start()
-    thread.join(seconds)
+    thread.join(DEADLINE_S)
     if errors:
         raise errors[0]
     if not answers:
-        fail(f"{what} did not return within {seconds} s")
+        fail(f"{what} did not return within {DEADLINE_S} s")
     return answers[0]
 
 
