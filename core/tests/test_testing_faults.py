@@ -223,10 +223,11 @@ def test_a_write_hangs_at_its_moment_until_the_gate_opens(moment: Moment, *, sto
     with ThreadPoolExecutor(1) as pool, gate:
         write = pool.submit(bench.write, KEYS[4:5], 4)
         gate.wait_for_arrivals()
-        during = (write.done(), bench.inner.exists(KEYS[4:5]))
+        during = (bench.store.running, bench.inner.exists(KEYS[4:5]))
         gate.open()
 
-    assert during == (False, (stored,))
+    assert during == (1, (stored,))
+    assert bench.store.running == 0
     assert write.result() == (WRITTEN,)
 
 
