@@ -81,6 +81,13 @@ def test_b98_interleaved_buffers_keep_their_stride() -> None:
     assert keys.end_ptr == both.data_ptr() + 3 * 16 + 8
 
 
+@pytest.mark.parametrize("rows", [2, 3])
+def test_the_stride_of_the_first_of_two_rows_counts(rows: int) -> None:
+    backing = torch.zeros(rows, 24, dtype=torch.uint8)
+
+    assert span(backing[:, :8]).row_stride == 24
+
+
 @pytest.mark.parametrize("stride", [0, 3, 999])
 def test_the_stride_of_a_single_row_carries_no_information(stride: int) -> None:
     row = torch.zeros(64, dtype=torch.uint8).as_strided((1, 8), (stride, 1))

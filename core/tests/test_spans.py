@@ -219,6 +219,16 @@ def test_a_region_may_reach_to_the_largest_address() -> None:
     assert region(size_bytes=MAX_ADDRESS - 4096).end_ptr == MAX_ADDRESS
 
 
+def test_a_regions_numpy_integers_are_kept_as_pythons_own() -> None:
+    made = MemoryRegion(
+        base_ptr=np.int64(4096),  # type: ignore[arg-type]  # numpy's are taken
+        size_bytes=np.uint32(64),  # type: ignore[arg-type]  # numpy's are taken
+    )
+
+    assert made == region()
+    assert {type(made.base_ptr), type(made.size_bytes)} == {int}
+
+
 def test_regions_are_equal_when_they_name_the_same_bytes_whoever_owns_them() -> None:
     first, second = object(), object()
     mine = MemoryRegion(base_ptr=4096, size_bytes=64, owner=first, owner_ptr=1)

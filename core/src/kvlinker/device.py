@@ -245,10 +245,20 @@ class _Rows:
 
     def view(self, size: int) -> NDArray[np.void]:
         """Return all rows as an array of `size` bytes each; only rows that are indexed are touched."""
-        length = (self.rows - 1) * self.stride + size
-        buffer = memoryview((ctypes.c_char * length).from_address(self.base)).cast("B")
-        kind = np.dtype((np.void, size))
-        return np.ndarray((self.rows,), dtype=kind, buffer=buffer, strides=(self.stride,))
+        return np.asarray(_Memory(self, size))
+
+
+class _Memory:
+    """Rows of some bytes each, as numpy's array interface (version 3) names memory."""
+
+    def __init__(self, rows: _Rows, size: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (rows.base, False),
+            "shape": (rows.rows,),
+            "strides": (rows.stride,),
+            "typestr": f"|V{size}",
+        }
 
 
 def _as_slice(index: IndexArray) -> slice | None:

@@ -27,7 +27,26 @@ _MAX_PAGE_BYTES = 2**63 - 1
 
 
 class DevicePoolEntry:
-    """One physical device pool, seen page by page without a copy."""
+    """One physical device pool, seen page by page without a copy.
+
+    >>> keys = BufferSpan(base_ptr=0x1000, rows=64, row_bytes=10, row_stride=10, label="k[0]")
+    >>> values = BufferSpan(base_ptr=0x2000, rows=64, row_bytes=6, row_stride=6, label="v[0]")
+    >>> pool = DevicePoolEntry(
+    ...     name="kv",
+    ...     indices_from_pool="kv",
+    ...     components=[[keys], [values]],
+    ...     layer_mapping={0: 0},
+    ...     page_size=4,
+    ...     rows_are_pages=False,
+    ... )
+    >>> pool.page_bytes
+    64
+    >>> ranges = pool.page_plan(pool.prepare_locations([8, 9, 10, 11])).expand()
+    >>> [hex(address) for address in ranges.address.tolist()]
+    ['0x1050', '0x2030']
+    >>> ranges.size.tolist(), ranges.offset.tolist()
+    ([40, 24], [0, 40])
+    """
 
     def __init__(  # noqa: PLR0913  # one record, named field by field
         self,

@@ -35,6 +35,9 @@ def encode_fields(value: object) -> bytes:
 
     The encoding never changes: every stored key depends on it.
 
+    >>> encode_fields(("a", "b")) == encode_fields(("ab",))
+    False
+
     Raises:
         ContractError: the value is not None, bool, int, str, bytes or a tuple of those.
     """

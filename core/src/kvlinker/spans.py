@@ -82,7 +82,12 @@ class MemoryRegion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSpan:
-    """One device buffer seen as rows of bytes."""
+    """One device buffer seen as rows of bytes.
+
+    >>> rings = BufferSpan(base_ptr=0x1000, rows=17, row_bytes=64, row_stride=64, label="state[0]")
+    >>> rings.group_rows(8).rows, rings.group_rows(8).row_bytes
+    (2, 512)
+    """
 
     base_ptr: int
     """Address of row 0; may be 0 only where there are no rows."""
