@@ -17,13 +17,19 @@ from kvlinker.testing.cache_examples import CacheExample
 from kvlinker.testing.strategies import ModelHooks
 from kvlinker.testing.verdicts import fail
 
-__all__ = ["FreshAnswers", "answer_afresh", "ask_afresh"]
+__all__ = ["FreshAnswers", "answer_afresh", "ask_afresh", "heavy_imports"]
 
 _CHILD = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from kvlinker.testing.fresh_process import answer_afresh
 answer_afresh(sys.argv[2])
+"""
+_IMPORTER = """
+import importlib, json, sys
+sys.path[:] = json.loads(sys.argv[1])
+importlib.import_module(sys.argv[2])
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
 _OUTSIDE = (
     "import",
@@ -65,11 +71,31 @@ def ask_afresh(module: str, caches: Sequence[CacheExample]) -> FreshAnswers:
         AssertionError: the process failed; the text has its last words.
     """
     forms = {cache.name: description_to_json(cache.made_up()) for cache in caches}
+    found = json.loads(_run(_CHILD, module, text=json.dumps(forms)))
+    return FreshAnswers(
+        fingerprints=found["fingerprints"],
+        events=tuple(found["events"]),
+        heavy_modules=tuple(found["heavy_modules"]),
+    )
+
+
+def heavy_imports(module: str) -> tuple[str, ...]:
+    """Return the engines, tensor libraries and store clients that importing a module loads.
+
+    Raises:
+        AssertionError: it cannot be imported; the text has the process's last words.
+    """
+    loaded = json.loads(_run(_IMPORTER, module))
+    return tuple(name for name in loaded if name in _HEAVY)
+
+
+def _run(program: str, module: str, *, text: str = "") -> str:
+    """Return the last line that a program writes in a new process, with another hash seed."""
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD, json.dumps(sys.path), module],
+        [sys.executable, "-c", program, json.dumps(sys.path), module],
         env={**os.environ, "PYTHONHASHSEED": seed},
-        input=json.dumps(forms),
+        input=text,
         capture_output=True,
         text=True,
         timeout=_DEADLINE_S,
@@ -77,12 +103,7 @@ def ask_afresh(module: str, caches: Sequence[CacheExample]) -> FreshAnswers:
     )
     if done.returncode:
         fail(f"the plugin {module!r} cannot be used in a new process:\n{done.stderr[-2000:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    return FreshAnswers(
-        fingerprints=found["fingerprints"],
-        events=tuple(found["events"]),
-        heavy_modules=tuple(found["heavy_modules"]),
-    )
+    return done.stdout.splitlines()[-1]
 
 
 class _Watch:
