@@ -28,6 +28,7 @@ Between = Callable[[DemoCase, Path], None]
 
 _QUICK_CASES = ("dsa",)
 _MILLISECONDS = 1e3
+_COUNTED = {1: "The model", 2: "Both models"}
 
 
 def _nothing(_case: DemoCase, _folder: Path) -> None:
@@ -181,7 +182,7 @@ def _show_store(console: Console, path: Path) -> None:
 def _conclude(console: Console, shown: Sequence[bool]) -> None:
     console.print()
     if all(shown):
-        models = "The model" if len(shown) == 1 else f"All {len(shown)} models"
+        models = _COUNTED.get(len(shown), f"All {len(shown)} models")
         console.print(f"{models} went on exactly as without a restore.", style="bold green")
     else:
         count = len(shown) - sum(shown)
