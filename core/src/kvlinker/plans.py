@@ -319,24 +319,26 @@ class TransferPlan:
         self.check_live()
         runs, spans = self.pages, self.spans
         shape = (len(runs.row), len(spans.base))
-        address = spans.base + runs.row[:, None] * spans.stride
-        size = runs.rows[:, None] * spans.row_bytes
-        offset = spans.offset + runs.first_row[:, None] * spans.row_bytes
-        page = np.broadcast_to(runs.page[:, None], shape)
-        part = np.broadcast_to(spans.part, shape)
-        columns = [array.reshape(-1) for array in (page, part, address, size, offset)]
+        # One block for all columns: for a layer of few pages the calls into numpy are the whole cost.
+        columns = np.empty((5, *shape), dtype=np.int64)
+        columns[0] = runs.page[:, None]
+        columns[1] = spans.part
+        np.multiply(runs.row[:, None], spans.stride, out=columns[2])
+        columns[2] += spans.base
+        if runs.contiguous:
+            columns[3] = self.range_bytes
+            columns[4] = spans.offset
+        else:
+            np.multiply(runs.rows[:, None], spans.row_bytes, out=columns[3])
+            np.multiply(runs.first_row[:, None], spans.row_bytes, out=columns[4])
+            columns[4] += spans.offset
+        page, part, address, size, offset = columns.reshape(5, -1)
         if not runs.contiguous:
             # Several runs of a page belong to one span's place in the object: span before run.
             span = np.broadcast_to(np.arange(shape[1]), shape).reshape(-1)
-            order = np.lexsort((columns[4], span, columns[0]))
-            columns = [array[order] for array in columns]
-        return Ranges(
-            page=columns[0],
-            part=columns[1],
-            address=columns[2],
-            size=columns[3],
-            offset=columns[4],
-        )
+            order = np.lexsort((offset, span, page))
+            page, part, address, size, offset = columns.reshape(5, -1)[:, order]
+        return Ranges(page=page, part=part, address=address, size=size, offset=offset)
 
     def nested_lists(self, *, packed: bool) -> LayerMetadata:
         """Return addresses, sizes and offsets as nested lists, in SGLang 0.5.23's shape.
