@@ -7,6 +7,7 @@ __all__ = [
     "BrokenPluginError",
     "ContractError",
     "DeviceCopyError",
+    "DisabledPluginError",
     "DuplicatePluginError",
     "EventTimeoutError",
     "KVLinkerError",
