@@ -83,7 +83,7 @@ def test_an_unknown_command_is_a_wrong_use() -> None:
     assert "explian" in outcome.err
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["doctor", "--json"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["plugins", "--json"]])
 def test_a_reader_that_leaves_early_is_no_error(arguments: list[str]) -> None:
     program = (
         "import os, sys; from kvlinker.cli import main\n"

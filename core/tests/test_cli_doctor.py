@@ -13,7 +13,6 @@ from fake_site import FakeSite
 
 from kvlinker import __version__
 from kvlinker.cli.findings import (
-    Finding,
     Level,
     disk_finding,
     environment_findings,
@@ -41,6 +40,29 @@ def topics(out: str) -> dict[str, list[str]]:
     for finding in json.loads(out)["findings"]:
         found.setdefault(finding["topic"], []).append(finding["level"])
     return found
+
+
+@pytest.fixture(autouse=True)
+def light_torch(site: FakeSite) -> None:
+    """Put a torch in front of the real one, which takes seconds to import."""
+    site.metadata("torch", "", version="9.9")
+    write_torch(site, torch_module(built_for=None, devices=[]))
+
+
+def write_torch(site: FakeSite, source: str) -> None:
+    """Write a module that other processes import as torch; this one may have the real one, which stays."""
+    (site.folder / "torch.py").write_text(source)
+
+
+def torch_module(*, built_for: str | None, devices: list[str]) -> str:
+    return (
+        "class version: cuda = " + repr(built_for) + "\n"
+        "class cuda:\n"
+        f"    is_available = staticmethod(lambda: {bool(devices)})\n"
+        f"    device_count = staticmethod(lambda: {len(devices)})\n"
+        f"    get_device_name = staticmethod({devices}.__getitem__)\n"
+        "__version__ = '9.9'\n"
+    )
 
 
 # ---- the command ------------------------------------------------------------------------------
@@ -182,25 +204,6 @@ def test_p11_stale_metadata_of_a_plugin_is_a_note_with_both_places(
     )
 
 
-def fake_torch(site: FakeSite, monkeypatch: pytest.MonkeyPatch, source: str) -> Finding:
-    """Return what is found where this module is the only torch."""
-    site.metadata("torch", "", version="9.9")
-    site.write("torch", source)
-    monkeypatch.setattr(sys, "path", [str(site.folder), *sys.path])
-    return torch_finding(LONG_S)
-
-
-def torch_module(*, built_for: str | None, devices: list[str]) -> str:
-    return (
-        "class version: cuda = " + repr(built_for) + "\n"
-        "class cuda:\n"
-        f"    is_available = staticmethod(lambda: {bool(devices)})\n"
-        f"    device_count = staticmethod(lambda: {len(devices)})\n"
-        f"    get_device_name = staticmethod({devices}.__getitem__)\n"
-        "__version__ = '9.9'\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("built_for", "devices", "level", "text"),
     [
@@ -211,15 +214,14 @@ def torch_module(*, built_for: str | None, devices: list[str]) -> str:
 )
 def test_torch_is_shown_with_what_it_sees(
     site: FakeSite,
-    monkeypatch: pytest.MonkeyPatch,
     built_for: str | None,
     devices: list[str],
     level: Level,
     text: str,
 ) -> None:
-    source = torch_module(built_for=built_for, devices=devices)
+    write_torch(site, torch_module(built_for=built_for, devices=devices))
 
-    finding = fake_torch(site, monkeypatch, source)
+    finding = torch_finding(LONG_S)
 
     assert (finding.level, finding.text) == (level, text)
 
@@ -235,17 +237,17 @@ def test_torch_is_shown_with_what_it_sees(
     ],
 )
 def test_a_torch_that_cannot_be_imported_is_a_problem(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch, source: str, text: str
+    site: FakeSite, source: str, text: str
 ) -> None:
-    finding = fake_torch(site, monkeypatch, source)
+    write_torch(site, source)
+
+    finding = torch_finding(LONG_S)
 
     assert (finding.level, finding.text) == (Level.PROBLEM, text)
 
 
-def test_a_torch_that_hangs_is_a_problem(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.metadata("torch", "", version="9.9")
-    site.write("torch", "import time; time.sleep(3600)")
-    monkeypatch.setattr(sys, "path", [str(site.folder), *sys.path])
+def test_a_torch_that_hangs_is_a_problem(site: FakeSite) -> None:
+    write_torch(site, "import time; time.sleep(3600)")
 
     finding = torch_finding(0.5)
 
@@ -253,8 +255,8 @@ def test_a_torch_that_hangs_is_a_problem(site: FakeSite, monkeypatch: pytest.Mon
     assert finding.text == "importing it did not finish within 0.5 s"
 
 
-def test_no_torch_is_worth_a_note(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(site.folder)])
+def test_no_torch_is_worth_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
 
     finding = torch_finding(LONG_S)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cli_fakes import Cache, install_model, run, write_cache
+from cli_fakes import MODEL_SOURCE, Cache, install_model, run, write_cache
 from fake_site import MODEL, FakeSite
 
 ONLY = {"KVLINKER_PLUGINS": "windowed"}
@@ -92,6 +92,18 @@ def test_json_holds_verdicts_pools_and_totals(site: FakeSite, tmp_path: Path) ->
     ]
     assert form["omitted"] == {f"state[{i}]": "it has no rows" for i in range(3, 8)}
     assert len(str(form["fingerprint"])) == 32
+
+
+def test_what_a_plugin_prints_is_no_part_of_the_json(site: FakeSite, tmp_path: Path) -> None:
+    install_model(
+        site,
+        f"print('loading')\n{MODEL_SOURCE}".replace("    empty =", "    print('asked'); empty ="),
+    )
+
+    outcome = run("explain", "--json", write_cache(tmp_path), env=ONLY)
+
+    assert (outcome.code, outcome.form["strategy"]) == (0, "windowed")
+    assert outcome.err.split()[:2] == ["loading", "asked"]
 
 
 BOTH_NAMES = ("windowed", "other")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_fakes import install_store, run
+from cli_fakes import STORE_SOURCE, install_store, run
 from fake_site import STORE, FakeSite
 
 ONLY = {"KVLINKER_PLUGINS": "boxes"}
@@ -56,6 +56,15 @@ def test_inspect_gives_the_same_as_json(folder: Path) -> None:
         "payload_bytes": 4096,
         "namespaces": [{"namespace": SPACE, "objects": 3, "payload_bytes": 6144, "last_used": 0.0}],
     }
+
+
+def test_what_a_plugin_prints_is_no_part_of_the_json(site: FakeSite, tmp_path: Path) -> None:
+    install_store(site, source=f"print('loading')\n{STORE_SOURCE}")
+    write_state(tmp_path)
+
+    outcome = run("store", "inspect", "--json", tmp_path, env=ONLY)
+
+    assert (outcome.form["objects"], outcome.err) == (3, "loading\n")
 
 
 def test_verify_fails_for_a_damaged_object_and_says_how_to_remove_it(folder: Path) -> None:

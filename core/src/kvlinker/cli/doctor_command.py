@@ -24,6 +24,7 @@ from kvlinker.cli.quantities import amount
 from kvlinker.cli.screen import (
     FOUND_A_PROBLEM,
     plain_table,
+    plugins_at_work,
     print_json,
     reporting_errors,
     screen,
@@ -68,13 +69,14 @@ def examine(
         msg = f"--option {option[0] if option else ''} needs --store NAME"
         raise ContractError(msg)
     records = probe_plugins(deadline)
-    findings = [
-        *environment_findings(),
-        torch_finding(deadline),
-        limit_finding(),
-        *plugin_findings(records),
-        *(store_findings(store, options, seconds=deadline) if store else ()),
-    ]
+    with plugins_at_work():
+        findings = [
+            *environment_findings(),
+            torch_finding(deadline),
+            limit_finding(),
+            *plugin_findings(records),
+            *(store_findings(store, options, seconds=deadline) if store else ()),
+        ]
     if as_json:
         print_json(
             {

@@ -15,6 +15,7 @@ from kvlinker.cli.screen import (
     Json,
     heading,
     plain_table,
+    plugins_at_work,
     print_json,
     read_text,
     reporting_errors,
@@ -54,8 +55,9 @@ def explain_description(
     Needs no torch, no engine and no memory. Exit code 1 if no strategy takes it.
     """
     described = description_from_json(read_text(description))
-    registry = load_plugins(kinds=(PluginKind.MODEL,))
-    explanation = explain(described, registry, strategy=strategy)
+    with plugins_at_work():
+        registry = load_plugins(kinds=(PluginKind.MODEL,))
+        explanation = explain(described, registry, strategy=strategy)
     if as_json:
         print_json(_form(described, explanation))
     else:

@@ -6,7 +6,8 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import ParamSpec, TypeAlias
 
@@ -22,6 +23,7 @@ __all__ = [
     "Json",
     "heading",
     "plain_table",
+    "plugins_at_work",
     "print_json",
     "read_text",
     "reporting_errors",
@@ -97,6 +99,13 @@ def reporting_errors(command: Callable[_P, None]) -> Callable[_P, None]:
 def _refused(text: str) -> typer.Exit:
     sys.stderr.write(f"error: {text}\n")
     return typer.Exit(NOT_DONE)
+
+
+@contextmanager
+def plugins_at_work() -> Iterator[None]:
+    """Send what a plugin prints to standard error, so that standard output holds the command's own answer."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def read_text(path: Path) -> str:

@@ -14,6 +14,7 @@ from kvlinker.cli.screen import (
     Json,
     heading,
     plain_table,
+    plugins_at_work,
     print_json,
     reporting_errors,
     screen,
@@ -49,7 +50,8 @@ def make_store_app() -> typer.Typer:
 @reporting_errors
 def inspect_store(path: _StorePath, *, plugin: _Plugin = None, as_json: _AsJson = False) -> None:
     """Show what a store holds, without reading its objects."""
-    contents = _tools(path, plugin).inspect()
+    with plugins_at_work():
+        contents = _tools(path, plugin).inspect()
     if as_json:
         print_json(_contents_form(contents))
     else:
@@ -68,7 +70,8 @@ def verify_store(
 
     Exit code 1 if one is damaged.
     """
-    found = _tools(path, plugin).verify(drop=drop)
+    with plugins_at_work():
+        found = _tools(path, plugin).verify(drop=drop)
     damaged = found.objects - found.intact
     if as_json:
         print_json(
@@ -124,11 +127,12 @@ def prune_store(
     if to is None and older_than is None and namespace is None:
         msg = "nothing to prune by; give --to, --older-than or --namespace"
         raise ContractError(msg)
-    pruned = _tools(path, plugin).prune(
-        to_bytes=None if to is None else parse_bytes(to),
-        older_than=None if older_than is None else parse_seconds(older_than),
-        namespace=None if namespace is None else _parse_namespace(namespace),
-    )
+    with plugins_at_work():
+        pruned = _tools(path, plugin).prune(
+            to_bytes=None if to is None else parse_bytes(to),
+            older_than=None if older_than is None else parse_seconds(older_than),
+            namespace=None if namespace is None else _parse_namespace(namespace),
+        )
     if as_json:
         print_json(
             {
