@@ -19,7 +19,7 @@ import numpy as np
 
 from kvlinker.cleanup import Cleanup
 from kvlinker.device import DeviceAccess, DeviceEvent
-from kvlinker.errors import ContractError
+from kvlinker.errors import ContractError, RegistrationError
 from kvlinker.failures import FailureLog
 from kvlinker.guard import Breaker, GuardedStore
 from kvlinker.keys import KeyNamespace
@@ -32,6 +32,7 @@ from kvlinker.metrics import LinkerMetrics, TokenOutcome
 from kvlinker.offloads import OffloadQueue, PoolOffload
 from kvlinker.pool_keys import GroupKeys, Quarantine
 from kvlinker.pools import KV, DevicePoolGroup
+from kvlinker.registration import pools_in
 from kvlinker.store import Store
 from kvlinker.transfers import PoolTransfer, Resolution, ResolutionStatus
 
@@ -105,7 +106,7 @@ class Linker:
         self._check_sizes()
         self._keys = GroupKeys(group, namespace)
         if self._store.capabilities.registers_memory:
-            store.register(group.regions)
+            self._register(store)
         self._raw_store = store
         self._quarantine = Quarantine(seconds=self.options.quarantine_seconds)
         self._cleanup = Cleanup(self.failures, seconds=self.options.quiesce_seconds)
@@ -141,6 +142,18 @@ class Linker:
         # An engine may exit without a close: its threads and holds must not outlive it.
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._at_exit)
+
+    def _register(self, store: Store) -> None:
+        regions = self.group.regions
+        try:
+            store.register(regions)
+        except RegistrationError as error:
+            sizes = "; ".join(
+                f"{region.size_bytes} B of {', '.join(pools_in(self.group, region))}"
+                for region in regions
+            )
+            msg = f"{self._store.name} could not register the pools' memory ({sizes}): {error}"
+            raise RegistrationError(msg) from error
 
     def _check_sizes(self) -> None:
         able, name = self._store.capabilities, self._store.name
