@@ -57,11 +57,11 @@ def test_l13_pool_memory_that_the_host_cannot_reach_is_moved_through_its_access(
 ) -> None:
     shelf = make_shelf(memory=OpaqueMemory())
     store = open_store()
-    keys = [key(i) for i in range(8)]
+    keys = [key(i) for i in range(32)]  # in three files
 
-    assert shelf.put(store, keys) == (WRITTEN,) * 8
-    assert shelf.get(store, keys) == (OK,) * 8
-    assert shelf.get(store, keys, by_layer=True) == (OK,) * 8
+    assert shelf.put(store, keys) == (WRITTEN,) * 32
+    assert shelf.get(store, keys) == (OK,) * 32
+    assert shelf.get(store, keys, by_layer=True) == (OK,) * 32
 
 
 def test_objects_outlive_a_restart(open_store: OpenStore, shelf: Shelf, key: Key) -> None:

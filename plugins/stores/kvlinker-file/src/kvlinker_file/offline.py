@@ -306,22 +306,17 @@ def prune(
         msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; nothing was removed"
         raise ContractError(msg)
     with _open(path) as state:
-        before, objects = _disk_bytes(state), len(state.index)
+        before, objects = state.used_bytes(), len(state.index)
         if older_than is not None or namespace is not None:
             _remove(state, now_micros() - int((older_than or 0) * _MICROS), namespace or b"")
         if to_bytes is not None:
             _shrink(state, to_bytes)
         state.remove_empty_segments()
         state.catalog.truncate_log()
-        after, left = _disk_bytes(state), len(state.index)
+        after, left = state.used_bytes(), len(state.index)
     return PruneReport(
         removed=objects - left, objects=left, freed_bytes=before - after, disk_bytes=after
     )
-
-
-def _disk_bytes(state: StoreState) -> int:
-    with state.lock:
-        return state.used_bytes
 
 
 def _remove(state: StoreState, before: int, prefix: bytes) -> None:
@@ -336,7 +331,7 @@ def _shrink(state: StoreState, to_bytes: int) -> None:
     index = state.index
     coldest = sorted(state.space, key=lambda segment: index.mean_tick(segment.number))
     for segment in coldest:
-        if _disk_bytes(state) <= to_bytes:
+        if state.used_bytes() <= to_bytes:
             return
         with state.lock:
             index.remove(index.rows_in(segment.number))

@@ -118,7 +118,7 @@ def _fill(state: StoreState) -> None:
     for number in directory.segment_numbers() - {record.number for record in kept}:
         directory.remove_segment(number)
     kept = tuple(record for record in kept if _map(state, record))
-    objects = saved.select(_are_in(saved.places, kept))
+    objects = saved.select(_record_of(saved.places, kept) >= 0)
     _forget_the_rest(state, rows, objects, kept, facts)
     state.note_layouts(layouts)
     _index(state, objects, kept)
@@ -161,19 +161,33 @@ def _within_capacity(
     records: Sequence[SegmentRecord], saved: _Saved, capacity: int
 ) -> tuple[SegmentRecord, ...]:
     """Return the segments that fit into the capacity, those used most recently first."""
-    segments, _ = split_places(saved.places)
-    used = {record.number: _mean(saved.ticks[segments == record.number]) for record in records}
+    chosen = _record_of(saved.places, records)
+    is_in = chosen >= 0
+    objects = np.bincount(chosen[is_in], minlength=len(records))
+    ticks = np.bincount(chosen[is_in], weights=saved.ticks[is_in], minlength=len(records))
+    mean = ticks / np.maximum(objects, 1)
     left = capacity - BASE_BYTES
     kept = []
-    for record in sorted(records, key=lambda record: used[record.number], reverse=True):
-        if record.cost <= left:
-            kept.append(record)
-            left -= record.cost
+    for i in np.argsort(-mean, kind="stable").tolist():
+        if records[i].cost <= left:
+            kept.append(records[i])
+            left -= records[i].cost
     return tuple(kept)
 
 
-def _mean(ticks: IndexArray) -> float:
-    return float(ticks.mean()) if len(ticks) else 0.0
+def _record_of(places: IndexArray, records: Sequence[SegmentRecord]) -> IndexArray:
+    """[places] which of the segments a place is a slot of; -1 for none."""
+    segments, slots = split_places(places)
+    numbers = np.array([record.number for record in records], dtype=np.int64)
+    order = np.argsort(numbers)
+    found = np.searchsorted(numbers[order], segments)
+    found = order[np.minimum(found, len(records) - 1)] if len(records) else found
+    limits = np.array([record.slots for record in records], dtype=np.int64)
+    chosen = np.full(len(places), -1, dtype=np.int64)
+    if len(records):
+        fits = (numbers[found] == segments) & (slots < limits[found])
+        chosen[fits] = found[fits]
+    return chosen
 
 
 def _map(state: StoreState, record: SegmentRecord) -> bool:
@@ -197,15 +211,6 @@ def _map(state: StoreState, record: SegmentRecord) -> bool:
     )
     state.space.add(segment)
     return True
-
-
-def _are_in(places: IndexArray, records: Sequence[SegmentRecord]) -> NDArray[np.bool_]:
-    """[places] whether a place is a slot of one of the segments."""
-    segments, slots = split_places(places)
-    fits = np.zeros(len(places), dtype=np.bool_)
-    for record in records:
-        fits |= (segments == record.number) & (slots < record.slots)
-    return fits
 
 
 def _forget_the_rest(
@@ -238,17 +243,18 @@ def _forget_the_rest(
 
 def _index(state: StoreState, objects: _Saved, records: Sequence[SegmentRecord]) -> None:
     segments, slots = split_places(objects.places)
-    kinds = np.zeros(len(segments), dtype=np.int64)
-    for record in records:
-        chosen = segments == record.number
-        kinds[chosen] = state.space.kind_id(record.kind)
-        state.space[record.number].take_these(slots[chosen])
+    kinds = [state.space.kind_id(record.kind) for record in records]
+    order = np.argsort(segments, kind="stable")
+    cuts = np.flatnonzero(np.diff(segments[order])) + 1
+    for members in np.split(order, cuts):
+        if len(members):
+            state.space[int(segments[members[0]])].take_these(slots[members])
     state.index.add(
         NewObjects(
             keys=objects.keys,
             segments=segments,
             slots=slots,
-            kinds=kinds,
+            kinds=np.array(kinds, dtype=np.int64)[_record_of(objects.places, records)],
             layouts=objects.layouts,
             ticks=objects.ticks,
         )

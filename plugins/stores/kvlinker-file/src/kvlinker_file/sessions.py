@@ -21,6 +21,8 @@ from kvlinker_file.state import StoreState
 
 __all__ = ["FileReadSession"]
 
+_OK, _MISS, _CORRUPT = range(3)
+_STATUSES = (ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT)
 _CHUNK_BYTES = 4 << 20
 """Bytes whose checksums are made before they are copied: few enough to be copied from a processor's cache."""
 
@@ -57,14 +59,14 @@ class FileReadSession(ReadSession):
         self._reads = 0
         self._is_closed = False
         self._parts: tuple[_Part, ...] | None = None
-        self._statuses = [ReadStatus.OK if row != ABSENT else ReadStatus.MISS for row in rows]
+        self._status = np.where(rows == ABSENT, _MISS, _OK)
 
     def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
         """See ReadSession."""
         with self._state.using(), self._reading(plan):
             for part in self._checked_parts():
                 self._read_part(part, plan, memory)
-            return tuple(self._statuses)
+            return tuple(map(_STATUSES.__getitem__, self._status.tolist()))
 
     @contextmanager
     def _reading(self, plan: TransferPlan) -> Iterator[None]:
@@ -125,26 +127,25 @@ class FileReadSession(ReadSession):
             payload_bytes=request.object_bytes,
             checksum=checksum,
         )
-        self._fail(positions[headers.status == FrameStatus.FOREIGN], ReadStatus.MISS)
-        self._fail(positions[headers.status == FrameStatus.BROKEN], ReadStatus.CORRUPT)
+        self._fail(positions[headers.status == FrameStatus.FOREIGN], _MISS)
+        self._fail(positions[headers.status == FrameStatus.BROKEN], _CORRUPT)
         return _Part(positions=positions, block=block, headers=headers)
 
-    def _fail(self, positions: IndexArray, status: ReadStatus) -> None:
+    def _fail(self, positions: IndexArray, status: int) -> None:
         """Drop objects whose slots do not hold what the index says."""
-        bad = [i for i in positions.tolist() if self._statuses[i] is ReadStatus.OK]
-        if bad:
-            for position in bad:
-                self._statuses[position] = status
-            self._state.drop_corrupt(self._rows[np.array(bad, dtype=np.int64)])
+        bad = positions[self._status[positions] == _OK]
+        if len(bad):
+            self._status[bad] = status
+            self._state.drop_corrupt(self._rows[bad])
 
     # ---- payload ------------------------------------------------------------------------------
 
     def _read_part(self, part: _Part, plan: TransferPlan, memory: DeviceAccess) -> None:
         object_bytes = max(1, int(plan.range_bytes.sum()))
         chunk = max(1, _CHUNK_BYTES // object_bytes)
-        for start in range(0, len(part.positions), chunk):
-            numbers = np.arange(start, min(start + chunk, len(part.positions)))
-            numbers = numbers[[self._is_ok(i) for i in part.positions[numbers].tolist()]]
+        good = np.flatnonzero(self._status[part.positions] == _OK)
+        for start in range(0, len(good), chunk):
+            numbers = good[start : start + chunk]
             if self._state.options.verify:
                 numbers = self._verified(part, numbers, plan)
             positions = part.positions[numbers]
@@ -152,22 +153,17 @@ class FileReadSession(ReadSession):
                 chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
                 memory.copy_in(chosen, part.block.select(numbers).objects())
 
-    def _is_ok(self, position: int) -> bool:
-        return self._statuses[position] is ReadStatus.OK
-
     def _verified(self, part: _Part, numbers: IndexArray, plan: TransferPlan) -> IndexArray:
         """Return those of a part's objects whose ranges under the plan have the right checksums."""
-        if part.headers.is_uniform:
-            groups = [numbers] if len(numbers) else []
-        else:
-            groups = [numbers[i : i + 1] for i in range(len(numbers))]
-        good = [numbers[:0]]
-        for group in groups:
+        is_right = np.ones(len(numbers), dtype=np.bool_)
+        step = len(numbers) if part.headers.is_uniform else 1
+        for start in range(0, len(numbers), step):
+            group = numbers[start : start + step]
             headers, first = part.headers, int(group[0])
             ranges = headers.covering(first, plan.spans.offset, plan.range_bytes)
             table = headers.offsets[first][ranges], headers.sizes[first][ranges]
             found = part.block.select(group).checksums(*table)
-            is_right = np.all(found == headers.checksums[group][:, ranges], axis=1)
-            self._fail(part.positions[group[~is_right]], ReadStatus.CORRUPT)
-            good.append(group[is_right])
-        return np.concatenate(good)
+            expected = headers.checksums[group][:, ranges]
+            is_right[start : start + step] = np.all(found == expected, axis=1)
+        self._fail(part.positions[numbers[~is_right]], _CORRUPT)
+        return numbers[is_right]

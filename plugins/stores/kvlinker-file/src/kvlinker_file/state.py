@@ -47,6 +47,7 @@ _log = logging.getLogger(__name__)
 
 _USE_ROWS = 4096
 """Times of use that are saved in one transaction, so that its log stays within its bounds."""
+_SAVE_USE_SECONDS = 30.0
 
 
 class StoreState:
@@ -73,6 +74,8 @@ class StoreState:
         self._layouts: dict[bytes, int] = {}
         self._idle = threading.Condition(self.lock)
         self._calls = 0
+        self._clock = clock
+        self._use_saved_at = clock()
         self._closing = False
         self._closed = False
         self._owner = os.getpid()
@@ -298,6 +301,16 @@ class StoreState:
                 self.index.note_saved(rows, ticks)
         return len(places) == _USE_ROWS
 
+    def save_use_sometimes(self) -> None:
+        """Save some times of use if that was not done for a while, so that a killed process loses no more."""
+        if self._clock() - self._use_saved_at < _SAVE_USE_SECONDS:
+            return
+        self._use_saved_at = self._clock()
+        try:
+            self.save_use()
+        except StoreError as error:
+            _log.warning("%s: the order of use was not saved: %s", self.options.path, error)
+
     # ---- what sessions do ---------------------------------------------------------------------
 
     def blocks_of(self, rows: IndexArray) -> list[tuple[IndexArray, SlotBlock]]:
@@ -336,10 +349,11 @@ class StoreState:
 
     # ---- figures ------------------------------------------------------------------------------
 
-    @property
     def used_bytes(self) -> int:
-        """Bytes on disk: all segment files, and the index; the caller holds the lock."""
-        return self.space.file_bytes + self.directory.index_bytes()
+        """Return the bytes on disk: all segment files, and the index."""
+        index_bytes = self.directory.index_bytes()
+        with self.lock:
+            return self.space.file_bytes + index_bytes
 
     @property
     def is_durable(self) -> bool:

@@ -46,7 +46,7 @@ class FileStore(Store):
 
         Args:
             options: see FileStoreOptions.
-            clock: seconds, for the expiry of holds.
+            clock: seconds, for the expiry of holds and whatever else is done from time to time.
 
         Raises:
             StoreBusyError: another opener owns the directory; the message names its process.
@@ -109,13 +109,16 @@ class FileStore(Store):
     def stats(self) -> StoreStats:
         """See Store; the bytes are those of all files on the disk, reserved ones included."""
         state = self._state
-        with state.using(), state.lock:
-            return StoreStats(
-                objects=len(state.index),
-                used_bytes=state.used_bytes,
-                capacity_bytes=state.space.capacity,
-                counters=dict(state.counters),
-            )
+        with state.using():
+            used_bytes = state.used_bytes()
+            with state.lock:
+                objects, counters = len(state.index), dict(state.counters)
+        return StoreStats(
+            objects=objects,
+            used_bytes=used_bytes,
+            capacity_bytes=state.options.capacity,
+            counters=counters,
+        )
 
     # ---- moving -------------------------------------------------------------------------------
 

@@ -226,6 +226,7 @@ def _publish_if_allowed(
     elif filled:
         try:
             _publish(state, filled)
+            state.save_use_sometimes()
         except StoreError as error:
             _log.warning("%s: objects were not stored: %s", state.options.path, error)
             state.counters["index_errors"] += 1
@@ -238,20 +239,35 @@ def _publish(state: StoreState, works: Sequence[_Work]) -> None:
     with state.commit_lock:
         with state.lock:
             new = [_new_objects(state, work) for work in works]
-        added: list[tuple[int, int, int, ObjectKey]] = []
-        for item in new:
-            places = map(place_of, item.segments.tolist(), item.slots.tolist())
-            columns = (places, item.layouts.tolist(), item.ticks.tolist(), item.keys)
-            added.extend(zip(*columns, strict=True))
-        layouts = {
-            (state.layout_id(work.batch.fingerprint), work.batch.fingerprint) for work in works
-        }
-        state.commit(added=added, layouts=sorted(layouts))
+        # From here on the slots are no longer given back, whatever interrupts: they may be in the catalog.
+        taken = [work.taken for work in works]
+        for work, item in zip(works, new, strict=True):
+            work.taken = _unused(work.taken, item)
+        try:
+            state.commit(added=_rows_of(new), layouts=_layouts_of(state, works))
+        except StoreError:
+            for work, all_of_it in zip(works, taken, strict=True):
+                work.taken = all_of_it
+            raise
         with state.lock:
-            for work, item in zip(works, new, strict=True):
+            for item in new:
                 state.index.add(item)
                 state.counters["written"] += len(item.keys)
-                _keep_only_unused(work, item)
+
+
+def _rows_of(new: Sequence[NewObjects]) -> list[tuple[int, int, int, ObjectKey]]:
+    """Return what the catalog must know of the objects."""
+    rows: list[tuple[int, int, int, ObjectKey]] = []
+    for item in new:
+        places = map(place_of, item.segments.tolist(), item.slots.tolist())
+        rows.extend(zip(places, item.layouts.tolist(), item.ticks.tolist(), item.keys, strict=True))
+    return rows
+
+
+def _layouts_of(state: StoreState, works: Sequence[_Work]) -> list[tuple[int, bytes]]:
+    fingerprints = {work.batch.fingerprint for work in works}
+    with state.lock:
+        return sorted((state.layout_id(fingerprint), fingerprint) for fingerprint in fingerprints)
 
 
 def _new_objects(state: StoreState, work: _Work) -> NewObjects:
@@ -277,12 +293,12 @@ def _new_objects(state: StoreState, work: _Work) -> NewObjects:
     )
 
 
-def _keep_only_unused(work: _Work, item: NewObjects) -> None:
-    """Leave in `taken` the slots that did not become objects: they are given back."""
+def _unused(taken: Sequence[Taken], item: NewObjects) -> list[Taken]:
+    """Return the slots that do not become objects."""
     left = []
-    for taken in work.taken:
-        used = item.slots[item.segments == taken.segment.number]
-        rest = np.setdiff1d(taken.slots, used)
+    for part in taken:
+        used = item.slots[item.segments == part.segment.number]
+        rest = np.setdiff1d(part.slots, used)
         if len(rest):
-            left.append(Taken(segment=taken.segment, slots=rest))
-    work.taken = left
+            left.append(Taken(segment=part.segment, slots=rest))
+    return left
