@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kvlinker.description import KVCacheDescription
 from kvlinker.description_json import description_from_json, description_to_json
 from kvlinker.errors import KVLinkerError
 from kvlinker.plugins import one_line
@@ -129,8 +130,7 @@ def answer_afresh(module: str) -> None:
     for name, description in descriptions.items():
         watch.is_on = True
         try:
-            plugin.match_kv_cache(description)
-            answer = plugin.build_direct_linker_pool_group(description).fingerprint.hex()
+            answer = _layout(plugin, description)
         except KVLinkerError as error:
             answer = one_line(error)
         watch.is_on = False
@@ -142,3 +142,9 @@ def answer_afresh(module: str) -> None:
         "heavy_modules": sorted(loaded.intersection(_HEAVY)),
     }
     sys.stdout.write(f"{json.dumps(answers)}\n")
+
+
+def _layout(plugin: ModelHooks, description: KVCacheDescription) -> str:
+    if plugin.match_kv_cache(description) is None:
+        return "declined"
+    return plugin.build_direct_linker_pool_group(description).fingerprint.hex()
