@@ -39,12 +39,18 @@ def test_the_example_descriptions_are_what_their_script_makes(tmp_path: Path) ->
     assert max(len(text) for text in made.values()) < MOST_BYTES
 
 
-def test_the_picture_of_a_page_is_what_its_script_draws(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [("draw_page.py", ["page.svg"]), ("draw_life.py", ["load.svg", "offload.svg"])],
+)
+def test_pictures_are_what_their_script_draws(
+    script: str, names: list[str], tmp_path: Path
+) -> None:
     pictures = ROOT / "docs" / "pictures"
 
-    made = made_by(pictures / "draw_page.py", tmp_path)
+    made = made_by(pictures / script, tmp_path)
 
-    assert made == {"page.svg": (pictures / "page.svg").read_text()}
+    assert made == {name: (pictures / name).read_text() for name in names}
 
 
 @pytest.mark.parametrize("model", sorted(SIZES))
