@@ -21,6 +21,7 @@ from repository import (
     each_distribution,
     imports,
     python_files,
+    table,
     write_distribution,
 )
 
@@ -37,7 +38,11 @@ EXTRA_ONLY_IN = {
     "pytest": "kvlinker/testing",
 }
 
-MODEL_PLUGINS = [found for found in distributions() if found.kind in {"models", "examples"}]
+MODEL_PLUGINS = [
+    found
+    for found in distributions()
+    if list(table(found.project.get("entry-points", {}))) == ["kvlinker.models"]
+]
 
 
 def heavy_imports_at_module_level(path: Path) -> list[str]:

@@ -85,10 +85,15 @@ def caches() -> dict[str, KVCacheDescription]:
         "example": cache(
             "example_blocks", {"blocks": [(8, 64)] * 2}, kv_format="bf16", block_size=64
         ),
+        "example_engine": cache(
+            "example_tiles",
+            {"tiles": [(PAGES, 2 * PAGE)] * 2, "scales": [(PAGES, 16)] * 2},
+            tile_format="bf16",
+        ),
     }
 
 
-@pytest.mark.parametrize("name", ["mha", "mla", "dsa", "deepseek_v4", "example"])
+@pytest.mark.parametrize("name", ["mha", "mla", "dsa", "deepseek_v4", "example", "example_engine"])
 def test_s3_every_family_has_one_strategy_and_the_others_decline(
     registry: PluginRegistry, name: str
 ) -> None:

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol
 
 import pytest
 
 from kvlinker.description import DescribeRequest, KVCacheDescription
-from kvlinker.discovery import load_modules
 from kvlinker.hookspecs import PluginInfo
 from kvlinker.plugins import one_line
 from kvlinker.registry import PluginRegistry
 from kvlinker.testing import pool_examples as checks
 from kvlinker.testing.fresh_process import heavy_imports
 from kvlinker.testing.kit import KitTests
+from kvlinker.testing.loading import load_under_test
 from kvlinker.testing.pool_examples import PoolExample
 from kvlinker.testing.verdicts import fail
 
@@ -95,18 +94,14 @@ class EngineAdapterTests(KitTests):
         return self._registry()
 
     def _registry(self) -> PluginRegistry:
-        module: object = self.plugin
-        if not isinstance(module, ModuleType):
-            fail(
-                f"`plugin` must be the module that the entry point names, got {type(module).__name__}"
-            )
-        return load_modules(engines={self.engine: module})
+        return load_under_test(self.plugin, name=self.engine)
 
     # ---- the plugin -----------------------------------------------------------------------------
 
     def test_s8_it_loads_with_the_hooks_and_the_version_of_this_api(self) -> None:
         """Hooks are marked and take the arguments that exist, and the API version is this one."""
-        self._registry()
+        if not self._registry().engines():
+            fail("the module has no hook describe_kv_cache, so it is no engine adapter")
 
     def test_b107_importing_it_loads_no_engine(self) -> None:
         """The adapter is loaded in every process that asks for plugins, engine or not."""

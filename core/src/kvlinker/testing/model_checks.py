@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from types import ModuleType
 
 import numpy as np
 
 from kvlinker.coverage import claim_problem
 from kvlinker.description import IndexArray, IndexMap, KVCacheDescription, RankAxis, Replication
 from kvlinker.description_json import description_to_json
-from kvlinker.discovery import load_modules
 from kvlinker.errors import KVLinkerError
 from kvlinker.layouts import DRAFT_LAYERS
 from kvlinker.plugins import one_line
@@ -30,6 +28,7 @@ from kvlinker.testing.cache_examples import (
     without_drafts,
     without_role,
 )
+from kvlinker.testing.loading import load_under_test
 from kvlinker.testing.strategies import (
     MadeUpMemory,
     ModelHooks,
@@ -65,11 +64,10 @@ _STRANGE_ROLE = "kvlinker_kit_unknown"
 _FIRST_LAYER = 5
 
 
-def check_loads(plugin: object) -> None:
+def check_loads(plugin: ModelHooks) -> None:
     """Fail unless the module loads as a model plugin of this API: hooks marked, named and versioned."""
-    if not isinstance(plugin, ModuleType):
-        fail(f"`plugin` must be the module that the entry point names, got {type(plugin).__name__}")
-    load_modules(models={plugin.__name__: plugin})
+    if not load_under_test(plugin, name="under_test").models():
+        fail("the module has no hook match_kv_cache, so it is no model plugin")
 
 
 def check_refused(plugin: ModelHooks, description: KVCacheDescription, what: str) -> str:
