@@ -78,10 +78,10 @@ def as_index_array(indices: object, *, pool: str) -> IndexArray:
 
 def _as_array(indices: object, pool: str) -> NDArray[np.generic]:
     try:
+        if isinstance(indices, np.ndarray):  # first: the next test costs more than many calls do
+            return indices
         if isinstance(indices, TensorIndices):
             return np.asarray(indices.detach().cpu().numpy())
-        if isinstance(indices, np.ndarray):
-            return indices
         if isinstance(indices, Sequence) and not isinstance(indices, str | bytes):
             return _sequence_as_array(indices)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -84,7 +84,7 @@ def test_b71_objects_that_go_between_exists_and_read_are_misses(
                 assert set(shelf.put(store, chosen)) <= {WRITTEN, EXISTS}
 
     def read() -> set[ReadStatus]:
-        choose = random.Random(0)  # noqa: S311
+        choose = random.Random(0)  # noqa: S311 - chooses interleavings, not secrets
         shelf = make_shelf(layers=1, row_bytes=64, pages=2)
         seen: set[ReadStatus] = set()
         for _ in range(rounds // 4):
@@ -294,7 +294,7 @@ def test_many_threads_that_do_everything_never_mix_up_bytes(
     store = open_store(capacity="3MiB")
 
     def work(seed: int) -> int:
-        choose = random.Random(seed)  # noqa: S311
+        choose = random.Random(seed)  # noqa: S311 - chooses interleavings, not secrets
         shelves = [make_shelf(row_bytes=size, pages=8) for size in (500, 3000, 40_000)]
         good = 0
         for _ in range(60):

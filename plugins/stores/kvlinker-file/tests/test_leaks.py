@@ -26,7 +26,7 @@ TESTS = Path(__file__).parent
 def resources(folder: Path) -> tuple[int, int, int]:
     """Return descriptors, threads, and mappings of files of the store."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), maps.count(str(folder))  # noqa: PTH208
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), maps.count(str(folder))  # noqa: PTH208 - counts, reads no file
 
 
 def test_a_closed_store_leaves_no_descriptor_mapping_or_thread(

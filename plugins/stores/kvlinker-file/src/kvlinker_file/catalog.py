@@ -183,10 +183,11 @@ class Catalog:
             if isinstance(number, int) and isinstance(value, bytes)
         }
 
-    def objects(self) -> list[tuple[object, ...]]:
-        """Return place, layout, time of use and key of every object, unchecked."""
-        with _typed_errors("objects"):
-            return self._rows("SELECT place, layout, used, key FROM objects")
+    def objects(self) -> Iterator[tuple[object, ...]]:
+        """Yield place, layout, time of use and key of every object, unchecked."""
+        query = "SELECT place, layout, used, key FROM objects"
+        with _typed_errors("objects"), closing(self._connection.execute(query)) as cursor:
+            yield from cursor
 
     # ---- writing ------------------------------------------------------------------------------
 

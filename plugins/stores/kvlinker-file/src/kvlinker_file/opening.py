@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,8 @@ class _Saved:
 
     def select(self, mask: NDArray[np.bool_]) -> _Saved:
         """Return some of them."""
+        if mask.all():
+            return self
         return _Saved(
             keys=[self.keys[i] for i in np.flatnonzero(mask).tolist()],
             places=self.places[mask],
@@ -111,39 +114,44 @@ def _fill(state: StoreState) -> None:
     """Make the index from the catalog and the files, and let the catalog forget the rest."""
     catalog, directory = state.catalog, state.directory
     facts, layouts, records = catalog.facts(), catalog.layouts(), catalog.segments()
-    rows = catalog.objects()
-    saved = _sensible(rows, layouts)
+    saved, places = _sensible(catalog.objects(), layouts)
     is_proven = _is_proven(facts) or state.options.verify
     kept = _within_capacity(records, saved, state.options.capacity) if is_proven else ()
     for number in directory.segment_numbers() - {record.number for record in kept}:
         directory.remove_segment(number)
     kept = tuple(record for record in kept if _map(state, record))
     objects = saved.select(_record_of(saved.places, kept) >= 0)
-    _forget_the_rest(state, rows, objects, kept, facts)
+    _forget_the_rest(state, np.setdiff1d(places, objects.places), kept, facts)
     state.note_layouts(layouts)
     _index(state, objects, kept)
-    state.counters["lost_at_open"] += len(rows) - len(objects.keys)
+    state.counters["lost_at_open"] += len(places) - len(objects.keys)
 
 
-def _sensible(rows: Sequence[tuple[object, ...]], layouts: Mapping[int, bytes]) -> _Saved:
-    """Return what could be an object; the first of two under one key."""
-    found: dict[bytes, tuple[int, int, int]] = {}
+def _sensible(
+    rows: Iterator[tuple[object, ...]], layouts: Mapping[int, bytes]
+) -> tuple[_Saved, IndexArray]:
+    """Return what could be an object, the first of two under one key, and the places of all rows."""
+    found: dict[ObjectKey, None] = {}
+    every, columns = array("q"), array("q")
     latest = now_micros() + _CLOCK_SLACK_MICROS
     for place, layout, used, key in rows:
+        if not isinstance(place, int):
+            continue  # no database of ours: places are its row numbers
+        every.append(place)
         if (
-            isinstance(place, int)
-            and isinstance(layout, int)
+            isinstance(layout, int)
             and isinstance(used, int)
             and isinstance(key, bytes)
             and len(key) == OBJECT_KEY_BYTES
             and place >= 0
             and layout in layouts
+            and key not in found
         ):
-            found.setdefault(key, (place, layout, used if 0 <= used <= latest else 0))
-    columns = np.array(list(found.values()), dtype=np.int64).reshape(-1, 3)
-    return _Saved(
-        keys=list(found), places=columns[:, 0], layouts=columns[:, 1], ticks=columns[:, 2]
-    )
+            found[key] = None
+            columns.extend((place, layout, used if 0 <= used <= latest else 0))
+    table = np.array(columns, dtype=np.int64).reshape(-1, 3)
+    saved = _Saved(keys=list(found), places=table[:, 0], layouts=table[:, 1], ticks=table[:, 2])
+    return saved, np.array(every, dtype=np.int64)
 
 
 def _boot_id() -> str:
@@ -215,12 +223,10 @@ def _map(state: StoreState, record: SegmentRecord) -> bool:
 
 def _forget_the_rest(
     state: StoreState,
-    rows: Sequence[tuple[object, ...]],
-    objects: _Saved,
+    forgotten: IndexArray,
     kept: Sequence[SegmentRecord],
     facts: Mapping[str, object],
 ) -> None:
-    known = set(objects.places.tolist())
     numbers = {record.number for record in kept}
     synced = facts.get("synced") == 1
     if state.is_durable and not synced and (_is_proven(facts) or not kept):
@@ -229,7 +235,7 @@ def _forget_the_rest(
         synced = True
     state.catalog.apply(
         CatalogChange(
-            removed=[row[0] for row in rows if isinstance(row[0], int) and row[0] not in known],
+            removed=forgotten.tolist(),
             removed_segments=[n for n in state.catalog.segment_numbers() if n not in numbers],
             facts=(
                 ("boot", _boot_id()),
