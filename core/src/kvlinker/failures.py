@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 
+from kvlinker.guard import BreakerOpenError
 from kvlinker.metrics import LinkerMetrics
 from kvlinker.store import ObjectKey
 
@@ -32,6 +33,8 @@ class FailureLog:
     ) -> None:
         """Log one failure and count it as `<what>_errors`; the traceback is logged at level DEBUG.
 
+        What an open breaker refuses is only counted, as `<what>_refused`: the failure that opened it was logged.
+
         Only the error's text is kept. Its frames are let go of, also where the store keeps the error:
         they hold pools and indices, which would stay in memory with it.
 
@@ -42,6 +45,9 @@ class FailureLog:
             key: of one object, where it is known.
             outer: what the caller was handling before; its frames are not ours to drop.
         """
+        if isinstance(error, BreakerOpenError):
+            self._metrics.count(f"{what}_refused")
+            return
         self._metrics.count(f"{what}_errors")
         shown = "-" if key is None else key.hex()
         text = error if isinstance(error, str) else _text(error)

@@ -31,11 +31,15 @@ from kvlinker.store import (
     WriteStatus,
 )
 
-__all__ = ["Breaker", "GuardedStore", "checked_read"]
+__all__ = ["Breaker", "BreakerOpenError", "GuardedStore", "checked_read"]
 
 _T = TypeVar("_T")
 _ERRORS_TO_OPEN = 5
 """Failed calls in a row after which a store is taken for down; one timeout is enough."""
+
+
+class BreakerOpenError(StoreTimeoutError):
+    """The store is down and was not asked; what was found out about it was reported before."""
 
 
 class Breaker:
@@ -102,13 +106,15 @@ class GuardedStore:
         """Guard a store; the breaker is shared by all its callers."""
         self.name = type(store).__name__
         self.capabilities: StoreCapabilities = store.capabilities
+        # What moves device memory itself cannot be stopped by a refused copy.
+        self.is_revocable = self.capabilities.revocable and not self.capabilities.device_memory
         self.breaker = breaker
         self._store = store
 
     def _call(self, ask: Callable[[], _T]) -> _T:
         if not self.breaker.allow():
             msg = f"{self.name} did not answer lately and is not asked again yet"
-            raise StoreTimeoutError(msg)
+            raise BreakerOpenError(msg)
         timeouts = self.breaker.timeouts
         try:
             answer = ask()

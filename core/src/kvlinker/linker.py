@@ -72,7 +72,8 @@ class Linker:
     """Offers what SGLang's `UnifiedCacheLinker` asks for, over any group and any store.
 
     Called from one engine thread, as engines do; `layer_done_counter` may be used from another.
-    The store is the caller's: `close` leaves it open.
+    Store and device are the caller's: `close` leaves them open. Before a group is closed, `reset` or
+    `close` its linker: a copy that has begun keeps the memory, and writes to it to its end.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Linker:
             options: deadlines and bounds.
 
         Raises:
-            ContractError: an object of the group is larger than the store takes.
+            ContractError: the store cannot take the group's objects, or pages of `kv` are not those of the prefix.
             RegistrationError: the store could not register the group's memory.
         """
         self.group = group
@@ -157,6 +158,12 @@ class Linker:
 
     def _check_sizes(self) -> None:
         able, name = self._store.capabilities, self._store.name
+        if self.group.page_multiples.get(KV, 1) != 1:
+            msg = (
+                f"pool {KV!r}: its pages are {self.group.page_multiples[KV]} pages of the prefix long; "
+                f"make the group's page size that of {KV!r}"
+            )
+            raise ContractError(msg)
         for entry in self.group.entries:
             size = max(entry.part_bytes)
             if able.max_object_bytes is not None and size > able.max_object_bytes:
@@ -190,7 +197,8 @@ class Linker:
 
         Key 0 of each transfer is the first page that the device does not hold. A trailing transfer's
         key list says how long its window is; the window's keys are those of the kv list before the
-        boundary. Local to this rank: the engine intersects the sets of its ranks.
+        boundary. A page that is several pages of the prefix long is named by the last one's key.
+        Local to this rank: the engine intersects the sets of its ranks.
 
         Args:
             rid: the request; asking anew replaces its hold, repeating a question costs nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from kvlinker.errors import ContractError
@@ -20,13 +21,13 @@ class LinkerOptions:
     offload_seconds: float = 60.0
     """From the offer; what is not stored then completes False."""
     hold_seconds: float = 30.0
-    """How long an answered boundary stays held and remembered when nobody loads it."""
+    """How long an answer stays remembered, and its boundaries held, when nobody loads them."""
     quarantine_seconds: float = 60.0
     """How long a key that could not be read counts as missing."""
     quiesce_seconds: float = 5.0
     """How long reset and close wait for store calls that no longer touch pool memory."""
     breaker_seconds: float = 5.0
-    """How long a store that timed out is left alone."""
+    """How long a store that timed out, or failed several times in a row, is left alone."""
     max_queued_offloads: int = 64
     """Offers beyond this complete False without being read."""
     max_remembered_lookups: int = 4096
@@ -34,6 +35,10 @@ class LinkerOptions:
     def __post_init__(self) -> None:
         for item in fields(self):
             value: object = getattr(self, item.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 < value < math.inf
+            ):
                 msg = f"linker option {item.name} must be a number above 0, got {value!r}"
                 raise ContractError(msg)

@@ -18,7 +18,7 @@ from kvlinker.errors import (
     TransferRevokedError,
 )
 from kvlinker.failures import FailureLog
-from kvlinker.guard import GuardedStore, checked_read
+from kvlinker.guard import BreakerOpenError, GuardedStore, checked_read
 from kvlinker.lanes import Lane
 from kvlinker.layer_counter import LayerCounter
 from kvlinker.linker_options import LinkerOptions
@@ -173,7 +173,7 @@ class LoadQueue:
 
     def _expire(self, batch: LoadBatch) -> None:
         """Give a batch up at its deadline: what has not been copied in yet never will be."""
-        revocable, loading = self._store.capabilities.revocable, batch.loading
+        revocable, loading = self._store.is_revocable, batch.loading
         dropped = self._lane.drop(batch.task)
         is_first = batch.give_up()
         if is_first or dropped:
@@ -203,7 +203,8 @@ class LoadQueue:
         except BaseException as error:  # noqa: BLE001  # a store may raise anything
             if batch.give_up():
                 self._failures.report("load", error)
-                self._isolate_all(batch.loading)
+                if not isinstance(error, BreakerOpenError):
+                    self._isolate_all(batch.loading)
         # A store that copies behind its answer is waited for here, or refused.
         batch.permit.revoke()
         batch.end()
@@ -340,7 +341,7 @@ class LoadQueue:
     def _give_up(self, batch: LoadBatch) -> None:
         batch.give_up()
         batch.permit.revoke()
-        if not self._store.capabilities.revocable:
+        if not self._store.is_revocable:
             batch.wait_end(until=None)
         elif not batch.wait_end(until=time.monotonic() + self._options.quiesce_seconds):
             batch.end()

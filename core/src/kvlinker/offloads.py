@@ -142,7 +142,7 @@ class OffloadQueue:
                 self._give_up(offload, f"not stored within {self._options.offload_seconds} s")
 
     def _give_up(self, offload: _Offload, reason: str) -> None:
-        revocable = self._store.capabilities.revocable
+        revocable = self._store.is_revocable
         dropped = self._lane.drop(offload.task)
         is_first = offload.give_up()
         if is_first or dropped:
@@ -290,7 +290,7 @@ class OffloadQueue:
     def _quiesce(self, offload: _Offload) -> None:
         offload.give_up()
         offload.permit.revoke()
-        if not self._store.capabilities.revocable:
+        if not self._store.is_revocable:
             offload.task.wait(None)
         elif not offload.task.wait(self._options.quiesce_seconds):
             self._lane.abandon(offload.task)
