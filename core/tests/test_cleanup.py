@@ -17,9 +17,9 @@ from kvlinker.testing import Gate
 class Place:
     """A cleanup and what it counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, seconds: float = 30.0) -> None:
         self.metrics = LinkerMetrics()
-        self.cleanup = Cleanup(FailureLog("Store", self.metrics), seconds=0.001)
+        self.cleanup = Cleanup(FailureLog("Store", self.metrics), seconds=seconds)
 
     @property
     def errors(self) -> int:
@@ -59,12 +59,14 @@ def test_l3_a_release_that_fails_is_counted_and_stops_no_other(
     assert place.errors == 2
 
 
-def test_l3_releases_that_hang_are_left_behind_up_to_a_bound(place: Place) -> None:
+def test_l3_releases_that_hang_are_left_behind_up_to_a_bound() -> None:
+    place = Place(seconds=0.001)
     with Gate() as gate:
         wait_for(lambda: not place.cleanup.later(gate.pass_through), "the bound")
 
         assert gate.arrived <= 8
     wait_for(lambda: place.cleanup.later(lambda: None), "the return of a thread")
+    place.cleanup.close(30)
 
 
 def test_l10_closing_lets_queued_releases_run() -> None:

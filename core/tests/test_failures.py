@@ -8,6 +8,7 @@ import weakref
 import pytest
 
 from kvlinker.failures import FailureLog
+from kvlinker.guard import BreakerOpenError
 from kvlinker.metrics import LinkerMetrics
 
 LOGGER = "kvlinker.failures"
@@ -59,6 +60,17 @@ def test_l1_what_is_not_known_is_left_out(caplog: pytest.LogCaptureFixture) -> N
     FailureLog("S3Store", LinkerMetrics()).report("lookup", "late")
 
     assert caplog.messages == ["lookup failed: store=S3Store pool=- key=-: late"]
+
+
+def test_t6_l1_what_an_open_breaker_refuses_is_counted_and_not_logged_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics = LinkerMetrics()
+
+    FailureLog("S3Store", metrics).report("lookup", BreakerOpenError("not asked"))
+
+    assert caplog.messages == []
+    assert metrics.snapshot().events == {"lookup_refused": 1}
 
 
 def test_l1_an_error_without_a_text_is_reported_all_the_same(

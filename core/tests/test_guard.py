@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -250,6 +250,18 @@ def test_t4_a_delete_may_answer_anything(fault: AnswerNone | Miscount) -> None:
     guarded(store).delete(OBJECTS)
 
     assert store.count(Call.DELETE) == 1
+
+
+@pytest.mark.parametrize(
+    ("revocable", "device_memory", "expected"),
+    [(True, False, True), (False, False, False), (True, True, False), (False, True, False)],
+)
+def test_l5_a_store_that_moves_device_memory_itself_cannot_be_revoked_whatever_it_says(
+    *, revocable: bool, device_memory: bool, expected: bool
+) -> None:
+    able = replace(MemoryStore().capabilities, revocable=revocable, device_memory=device_memory)
+
+    assert guarded(FaultStore(MemoryStore(), capabilities=able)).is_revocable is expected
 
 
 # ---- breaker ----------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def test_l12_a_task_over_its_time_is_left_behind_when_another_comes() -> None:
         gate.wait_for_arrivals()
         wait_for(lambda: lane.submit(lambda: None).wait(0.05), "a task behind the overdue one")
 
-        assert lane.abandoned == 1
+        assert lane.abandoned >= 1
     assert lane.close(30)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from linker_rig import (
     FAMILIES,
@@ -18,10 +17,8 @@ from linker_rig import (
     wait_for,
 )
 
-from kvlinker.errors import ContractError
 from kvlinker.failures import FailureLog
 from kvlinker.layer_counter import LayerCounter
-from kvlinker.linker import Linker
 from kvlinker.load_batch import LoadBatch
 from kvlinker.metrics import LinkerMetrics, TokenOutcome
 from kvlinker.pool_keys import GroupKeys
@@ -29,18 +26,13 @@ from kvlinker.pools import KV
 from kvlinker.testing import (
     Call,
     Family,
-    FaultStore,
     Gate,
     Hang,
     HostEvent,
-    MemoryStore,
-    OpaqueMemory,
     Raise,
     Rule,
-    fake_group,
     page_keys,
 )
-from kvlinker.transfers import PoolTransfer
 
 KEYS = page_keys(4)
 LAYERS = 4
@@ -144,52 +136,6 @@ def test_l3_a_load_without_a_lookup_works_as_far_as_the_objects_are_there() -> N
         assert rig.linker.finish_layer_wise_loading(index)
         assert rig.pools.wrong_pages(rig.transfers(KEYS, 4)) == ()
         assert tokens_of(rig.linker) == {}
-
-
-@pytest.mark.parametrize("family", [Family.MHA, Family.MHA_UNPACKED, Family.SCATTERED])
-@pytest.mark.parametrize("ranged", [True, False], ids=["ranged", "whole"])
-def test_a_store_with_a_bound_on_ranges_gets_calls_within_it(
-    family: Family, *, ranged: bool
-) -> None:
-    with linked(family, ranged_reads=ranged, max_ranges_per_call=20) as rig:
-        rig.keep(KEYS)
-        assert rig.restore("a", KEYS)
-
-        assert rig.pools.wrong_pages(rig.transfers(KEYS, 4)) == ()
-        assert errors_of(rig.linker) == {}
-
-
-def test_a_page_too_scattered_for_the_stores_bound_fails_by_name(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with linked(Family.SCATTERED, max_ranges_per_call=8) as rig:
-        transfer = replace(
-            rig.transfers(KEYS[:1])[0], device_indices=np.array([9, 3, 12, 1], dtype=np.int64)
-        )
-        rig.pools.fill([transfer])
-
-        assert rig.linker.offload([transfer])
-
-        assert not rig.completion()
-        assert "pool 'kv': one page has 16 ranges, and the store takes 8" in caplog.text
-
-
-def test_a_group_whose_objects_no_call_can_take_is_refused() -> None:
-    pools = fake_group(memory=OpaqueMemory())
-    store = MemoryStore(max_ranges_per_call=7)
-
-    with pytest.raises(
-        ContractError, match="an object has 8 ranges, and MemoryStore takes at most 7"
-    ):
-        Linker(pools.group, store, NAMESPACE, device=pools.access())
-
-
-def test_a_group_whose_objects_are_too_large_is_refused() -> None:
-    pools = fake_group(Family.MHA_UNPACKED, memory=OpaqueMemory())
-    store = MemoryStore(max_object_bytes=24 * 4 * LAYERS - 1)
-
-    with pytest.raises(ContractError, match="pool 'kv': an object has 384 B"):
-        Linker(pools.group, store, NAMESPACE, device=pools.access())
 
 
 # ---- indices and waiting ----------------------------------------------------------------------
@@ -439,107 +385,3 @@ def test_l4_events_that_are_none_fail_what_is_queued_and_start_still_has_an_inde
         assert not rig.linker.finish_layer_wise_loading(index)
         assert tokens_of(rig.linker) == {TokenOutcome.FAILED: 4 * 4}
         rig.assert_at_rest()
-
-
-# ---- what is refused --------------------------------------------------------------------------
-
-
-def test_l1_a_second_load_of_a_queued_request_is_refused() -> None:
-    with linked() as rig:
-        rig.keep(KEYS)
-        rig.linker.lookup("a", rig.asked(KEYS))
-
-        assert rig.linker.load("a", rig.transfers(KEYS, 4))
-        assert not rig.linker.load("a", rig.transfers(KEYS, 8))
-
-        assert rig.linker.finish_layer_wise_loading(rig.linker.start_layer_wise_loading())
-        assert rig.pools.wrong_pages(rig.transfers(KEYS, 4)) == ()
-
-
-def test_l1_two_queued_requests_cannot_load_into_one_page() -> None:
-    with linked() as rig:
-        rig.keep(KEYS)
-        assert rig.linker.load("a", rig.transfers(KEYS, 4))
-
-        assert not rig.linker.load("b", rig.transfers(KEYS, 7))
-        assert rig.linker.load("b", rig.transfers(KEYS, 8))
-
-        assert errors_of(rig.linker) == {"load_errors": 1}
-        assert rig.linker.finish_layer_wise_loading(rig.linker.start_layer_wise_loading())
-
-
-def test_l1_a_page_is_free_again_once_its_load_was_cancelled() -> None:
-    with linked() as rig:
-        rig.keep(KEYS)
-        assert rig.linker.load("a", rig.transfers(KEYS, 4))
-        assert rig.linker.cancel_queued_load("a")
-
-        assert rig.linker.load("b", rig.transfers(KEYS, 4))
-
-
-def test_b30_no_page_or_half_a_page_is_no_load() -> None:
-    with linked(Family.MHA) as rig:
-        transfer = rig.transfers(KEYS, 4)[0]
-        half = replace(transfer, device_indices=rig.pools.slots(KV, [4, 5, 6, 7])[:-2])
-
-        assert not rig.linker.load("a", rig.transfers((), 4))
-        assert not rig.linker.load("a", ())
-        assert not rig.linker.load("a", [half])
-        assert not rig.linker.load("a", [replace(transfer, device_indices=None)])
-        assert not rig.linker.offload([half])
-        assert not rig.linker.offload(())
-
-        assert rig.linker.start_layer_wise_loading() == -1
-        assert rig.linker.num_completed_offloads() == 0
-
-
-def test_l1_a_load_that_is_refused_leaves_the_lookup_as_it_was() -> None:
-    with linked() as rig:
-        rig.keep(KEYS)
-        rig.linker.lookup("a", rig.asked(KEYS))
-
-        assert not rig.linker.load("a", [replace(rig.transfers(KEYS, 4)[0], device_indices=None)])
-
-        assert rig.memory_store.kept() > 0
-        assert rig.restore("a", KEYS)
-        rig.assert_at_rest()
-
-
-def test_indices_that_the_engine_changes_after_the_call_do_not_matter() -> None:
-    with linked(Family.MHA) as rig:
-        rig.keep(KEYS)
-        transfer = rig.transfers(KEYS, 4)[0]
-        slots = rig.pools.slots(KV, [4, 5, 6, 7])
-        assert rig.linker.load("a", [replace(transfer, device_indices=slots)])
-        slots[:] = 0
-
-        assert rig.linker.finish_layer_wise_loading(rig.linker.start_layer_wise_loading())
-
-        assert rig.pools.wrong_pages([transfer]) == ()
-
-
-def test_a_stage_without_the_pools_of_a_load_answers_like_the_others() -> None:
-    with linked(Family.MHA) as rig:
-        states = PoolTransfer(
-            name="mamba", keys=KEYS[:1], device_indices=np.array([3], dtype=np.int64)
-        )
-
-        assert rig.linker.load("a", [states])
-        index = rig.linker.start_layer_wise_loading()
-        assert index == 0
-        assert rig.linker.finish_layer_wise_loading(index)
-        assert rig.linker.offload([states])
-        assert rig.completion()
-
-        assert rig.store.records == ()
-
-
-def test_registered_memory_is_registered_and_forgotten_with_the_linker() -> None:
-    pools = fake_group(Family.DSA, memory=OpaqueMemory())
-    store = FaultStore(MemoryStore(registers_memory=True))
-
-    linker = Linker(pools.group, store, NAMESPACE, device=pools.access())
-    linker.close()
-    linker.close()
-
-    assert [record.call for record in store.records] == [Call.REGISTER, Call.UNREGISTER]

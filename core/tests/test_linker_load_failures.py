@@ -39,7 +39,7 @@ from kvlinker.testing import (
 
 KEYS = page_keys(4)
 LAYERS = 4
-HASTY = replace(PATIENT, load_seconds=0.05, breaker_seconds=1000)
+HASTY = replace(PATIENT, load_seconds=0.2, breaker_seconds=1000)
 
 
 class Background(Fault):
@@ -138,7 +138,7 @@ def test_l5_what_was_quarantined_is_written_anew_by_the_next_offload(faulty: Rig
     assert not faulty.restore("a", KEYS)
     faulty.store.script.clear()
 
-    faulty.keep(KEYS)
+    faulty.offload(KEYS)
 
     assert faulty.restore("b", KEYS)
     assert faulty.pools.wrong_pages(faulty.transfers(KEYS, 4)) == ()
@@ -457,6 +457,25 @@ def test_l12_a_batch_behind_a_hung_one_runs_once_that_is_given_up() -> None:
         assert rig.linker.failed_requests(behind) == {"b"}
 
 
+def test_t6_l5_what_an_open_breaker_refused_is_not_quarantined() -> None:
+    options = replace(PATIENT, lookup_seconds=0.2, breaker_seconds=0.2)
+    with linked(options=options) as rig:
+        rig.keep(KEYS)
+        rig.linker.lookup("a", rig.asked(KEYS))
+        with Gate() as gate:
+            rig.store.script.add(Rule(call=Call.EXISTS, fault=Hang(gate=gate), times=1))
+            assert rig.linker.lookup("b", rig.asked(KEYS)) == []
+            assert rig.linker.load("a", rig.transfers(KEYS, 4))
+            index = rig.linker.start_layer_wise_loading()
+
+            assert not rig.linker.finish_layer_wise_loading(index)
+
+        assert rig.store.count(Call.OPEN_READ) == 0
+        assert rig.linker.metrics.snapshot().events["load_refused"] == 1
+        wait_for(lambda: rig.linker.lookup("a", rig.asked(KEYS)) != [], "the end of the pause")
+        assert rig.linker.lookup("a", rig.asked(KEYS))[-1] == 4
+
+
 def test_l5_a_load_that_waited_behind_another_is_not_quarantined() -> None:
     with linked(options=HASTY) as rig:
         first, second = prompts(2, 2)
@@ -489,7 +508,7 @@ def test_l3_a_session_that_fails_or_hangs_at_its_close_keeps_nobody_waiting() ->
 
 
 def test_l9_with_every_loader_hung_loads_fail_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    options = replace(PATIENT, load_seconds=0.001, breaker_seconds=0.001)
+    options = replace(PATIENT, load_seconds=0.02, breaker_seconds=0.001)
     with linked(Family.MHA, options=options) as rig, Gate() as gate:
         rig.store.script.add(Rule(call=Call.OPEN_READ, fault=Hang(gate=gate)))
 
@@ -505,7 +524,6 @@ def test_l9_with_every_loader_hung_loads_fail_at_once(caplog: pytest.LogCaptureF
         assert "load failed: store=FaultStore pool=- key=-: every worker hangs" in caplog.text
         gate.open()
         rig.keep(KEYS)
-        wait_for(lambda: bool(rig.linker.lookup("b", rig.asked(KEYS))), "the end of the pause")
         wait_for(load, "a loader that came back")
 
 

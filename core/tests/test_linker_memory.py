@@ -206,7 +206,7 @@ def test_c10_memory_stays_while_a_copy_runs_although_its_group_was_closed() -> N
 @pytest.mark.parametrize("family", FAMILIES)
 def test_l13_each_byte_is_copied_once_in_each_direction(family: Family) -> None:
     with linked(family) as rig:
-        rig.keep(KEYS)
+        rig.offload(KEYS)
         assert rig.restore("a", KEYS)
 
         for call in (Call.COPY_OUT, Call.COPY_IN):
@@ -224,7 +224,7 @@ def test_l13_each_byte_is_copied_once_in_each_direction(family: Family) -> None:
 def test_l13_on_host_pools_a_store_copies_straight_between_pool_and_its_own_memory() -> None:
     pools = fake_group(Family.DSA, memory=HostMemory())
     with linked(pools=pools) as rig:
-        rig.keep(KEYS)
+        rig.offload(KEYS)
         assert rig.restore("a", KEYS)
 
         assert rig.pools.wrong_pages(rig.transfers(KEYS, 4)) == ()
@@ -239,7 +239,7 @@ def test_l13_pages_of_a_device_pass_through_bounded_double_buffers(timing: CopyT
     access = FaultAccess(staged)
     linker = Linker(pools.group, MemoryStore(), NAMESPACE, device=access, options=PATIENT)
     rig = Rig(pools, MemoryStore(), FaultStore(MemoryStore()), access, linker)
-    rig.keep(KEYS)
+    rig.offload(KEYS)
 
     assert rig.restore("a", KEYS)
 

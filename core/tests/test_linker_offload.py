@@ -46,7 +46,7 @@ from kvlinker.testing import (
 )
 
 KEYS = page_keys(4)
-HASTY = replace(PATIENT, offload_seconds=0.05, breaker_seconds=1000)
+HASTY = replace(PATIENT, offload_seconds=0.2, breaker_seconds=1000)
 
 
 # ---- what is stored ---------------------------------------------------------------------------

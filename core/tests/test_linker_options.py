@@ -13,7 +13,7 @@ NAMES = [item.name for item in fields(LinkerOptions)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [0, -1, -0.5, True, "1", None, float("nan")])
+@pytest.mark.parametrize("value", [0, -1, -0.5, True, "1", None, float("nan"), float("inf")])
 def test_a_bound_that_is_no_number_above_0_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ContractError, match=f"linker option {name} must be a number above 0"):
         LinkerOptions(**{name: value})  # type: ignore[arg-type]  # callers without types

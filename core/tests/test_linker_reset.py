@@ -248,7 +248,7 @@ def test_l10_after_a_reset_everything_works() -> None:
         rig.linker.reset()
 
         assert rig.restore("a", KEYS)
-        rig.keep(page_keys(2, chain="other"))
+        rig.offload(page_keys(2, chain="other"))
         assert rig.restore("b", page_keys(2, chain="other"))
 
 
@@ -259,7 +259,7 @@ def test_k2_a_reset_may_begin_a_new_namespace_and_an_old_one_is_found_again() ->
 
         rig.linker.reset(namespace=new)
         assert rig.linker.lookup("a", rig.asked(KEYS)) == []
-        rig.keep(KEYS[:2])
+        rig.offload(KEYS[:2])
         assert rig.linker.lookup("a", rig.asked(KEYS)) == []  # remembered
         assert rig.linker.lookup("b", rig.asked(KEYS)) == [1, 2]
 
@@ -379,9 +379,9 @@ def test_e4_an_exit_closes_the_linker_of_this_process_and_no_other(
     exits: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", exits.append)
     with linked() as rig:
+        (leave,) = exits
         rig.keep(KEYS)
         rig.linker.lookup("a", rig.asked(KEYS))
-        (leave,) = exits
 
         with monkeypatch.context() as child:
             child.setattr(os, "getpid", lambda: -1)
