@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -202,6 +206,18 @@ def test_a_store_and_a_host_tier_of_one_size_hold_the_same_tokens(
     (prefix,) = stored_prefixes(explained(registry, model), page_size=256, intervals=[8])
 
     assert tier.tokens == prefix.tokens_in(size)
+
+
+def test_the_command_says_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["deepseek-v4-pro"]))
+    command = [sys.executable, "-m", "kvlinker", "explain", "--json", "--store", "1TiB", "--model"]
+
+    done = subprocess.run([*command, str(path)], check=True, stdout=subprocess.PIPE)
+
+    form = json.loads(done.stdout)
+    assert (form["bytes_per_token"], form["bytes_per_boundary"]) == (1_430_208 / 256, 11_592_960)
+    assert form["stored"][3]["tokens"] == (1 << 40) // (8 * 1_430_208 + 11_592_960) * 2048
 
 
 # ---- against pools that an engine really makes ------------------------------------------------

@@ -1,7 +1,8 @@
-"""`kvlinker explain`: which strategy lays a described cache out, and what its pages cost."""
+"""`kvlinker explain`: which strategy lays a described cache, or a model's, out, and what its pages cost."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from kvlinker.cli.quantities import amount
+from kvlinker.capacity import stored_prefixes
+from kvlinker.cli.quantities import amount, parse_bytes
 from kvlinker.cli.screen import (
     FOUND_A_PROBLEM,
     Json,
@@ -21,13 +23,18 @@ from kvlinker.cli.screen import (
     reporting_errors,
     screen,
 )
-from kvlinker.description import KVCacheDescription
+from kvlinker.cli.stored_prefixes import prefixes_form, show_prefixes
+from kvlinker.description import Fact, KVCacheDescription
 from kvlinker.description_json import description_from_json
 from kvlinker.discovery import load_plugins
+from kvlinker.errors import ContractError
 from kvlinker.explanation import Explanation, PoolExplanation, explain
 from kvlinker.installed import PluginKind
+from kvlinker.model_caches import describe_model
+from kvlinker.model_config import ModelConfigRequest, model_config_from_json
+from kvlinker.registry import PluginRegistry
 
-__all__ = ["explain_description"]
+__all__ = ["explain_description", "fact_values"]
 
 _LENGTHS = {"32k": 32 << 10, "128k": 128 << 10, "1M": 1 << 20}
 """Prefix lengths in tokens whose totals are shown."""
@@ -38,13 +45,37 @@ _SHOWN = 3
 @reporting_errors
 def explain_description(
     description: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="DESCRIPTION.json",
             help="JSON form of a KV cache's description; see examples/descriptions.",
         ),
-    ],
+    ] = None,
     *,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="config.json of a model that no engine runs yet, instead of a description.",
+            metavar="CONFIG.json",
+        ),
+    ] = None,
+    page_size: Annotated[
+        int | None, typer.Option(help="With --model: tokens in a page.", metavar="TOKENS")
+    ] = None,
+    draft_layers: Annotated[
+        int, typer.Option(help="With --model: draft (MTP) layers that keep KV.", metavar="COUNT")
+    ] = 0,
+    fact: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --model: a value format, such as kv_format=fp8_e4m3fn; may be repeated.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Say how many tokens a store holds, such as 2TiB.", metavar="BYTES"),
+    ] = None,
     strategy: Annotated[
         str | None, typer.Option(help="Ask this model plugin alone.", metavar="NAME")
     ] = None,
@@ -54,16 +85,63 @@ def explain_description(
 
     Needs no torch, no engine and no memory. Exit code 1 if no strategy takes it.
     """
-    described = description_from_json(read_text(description))
+    store_bytes = None if store is None else parse_bytes(store)
+    request = ModelConfigRequest(
+        page_size=page_size, draft_layers=draft_layers, facts=fact_values(fact or ())
+    )
     with plugins_at_work():
         registry = load_plugins(kinds=(PluginKind.MODEL,))
+        described = _described(description, model, request, registry)
         explanation = explain(described, registry, strategy=strategy)
+    prefixes = stored_prefixes(explanation, page_size=described.page_size)
     if as_json:
-        print_json(_form(described, explanation))
+        stored = prefixes_form(prefixes if explanation.winner else (), store_bytes)
+        print_json({**_form(described, explanation), "stored": stored})
     else:
         _show(described, explanation)
+        if explanation.winner:
+            show_prefixes(screen(), prefixes, store_bytes)
     if explanation.winner is None:
         raise typer.Exit(FOUND_A_PROBLEM)
+
+
+def _described(
+    description: Path | None,
+    model: Path | None,
+    request: ModelConfigRequest,
+    registry: PluginRegistry,
+) -> KVCacheDescription:
+    """Return the cache that one of the files describes; both, or none, are refused."""
+    if model is not None and description is None:
+        return describe_model(model_config_from_json(read_text(model)), request, registry=registry)
+    if description is None or model is not None:
+        msg = "name one file: a description, or a model's config.json with --model"
+        raise ContractError(msg)
+    if request != ModelConfigRequest():
+        msg = (
+            "--page-size, --draft-layers and --fact need --model; a description states them itself"
+        )
+        raise ContractError(msg)
+    return description_from_json(read_text(description))
+
+
+def fact_values(facts: Sequence[str]) -> Mapping[str, Fact]:
+    """Return the values of NAME=VALUE pairs; digits are a number, anything else is text.
+
+    Raises:
+        ContractError: one is no such pair.
+
+    >>> dict(fact_values(["kv_format=bf16", "state_ring_rows=16"]))
+    {'kv_format': 'bf16', 'state_ring_rows': 16}
+    """
+    values: dict[str, Fact] = {}
+    for fact in facts:
+        name, _, text = fact.partition("=")
+        if not name or not text:
+            msg = f"--fact takes NAME=VALUE, got {fact!r}"
+            raise ContractError(msg)
+        values[name] = int(text) if text.isdecimal() else text
+    return values
 
 
 # ---- JSON -------------------------------------------------------------------------------------
