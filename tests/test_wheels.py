@@ -7,57 +7,15 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tarfile
-import venv
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from environments import Environment, build, make_environment
 from packaging.requirements import Requirement
 from repository import Distribution, distributions, each_distribution, table
-
-IN_DEVELOPMENT = ("kvlinker", "_editable_impl_kvlinker", "__editable__.kvlinker")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Environment:
-    """A virtual environment that sees the packages of this one, but for those under development."""
-
-    folder: Path
-
-    @property
-    def python(self) -> Path:
-        """Its interpreter."""
-        return self.folder / "bin" / "python"
-
-    @property
-    def site_packages(self) -> Path:
-        """Where pip installs into."""
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        return self.folder / "lib" / version / "site-packages"
-
-    def run(self, program: str) -> str:
-        """Run a program there, apart from this process's folder and variables, and return its output."""
-        command = [str(self.python), "-I", "-c", program]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def build(distribution: Distribution, folder: Path) -> None:
-    """Build a source archive, and the wheel from that archive."""
-    options = ["--no-isolation", "--outdir", str(folder), str(distribution.folder)]
-    subprocess.run([sys.executable, "-m", "build", *options], check=True)
-
-
-def link_other_packages(folder: Path) -> None:
-    """Fill a folder with links to all packages of this environment but those under development."""
-    folder.mkdir()
-    for site in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        for package in Path(site).iterdir():
-            if not package.name.startswith(IN_DEVELOPMENT):
-                (folder / package.name).symlink_to(package)
 
 
 @pytest.fixture(scope="session")
@@ -87,16 +45,8 @@ def unpacked(
 @pytest.fixture(scope="session")
 def installed(wheelhouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Make an environment and let pip install every wheel there, by name and without an index."""
-    folder = tmp_path_factory.mktemp("installed")
-    environment = Environment(folder=folder / "venv")
-    venv.create(environment.folder, symlinks=True)
-    link_other_packages(folder / "others")
-    (environment.site_packages / "others.pth").write_text(f"{folder / 'others'}\n")
-    names = [found.name for found in distributions()]
-    options = ["--isolated", "--no-index", "--find-links", str(wheelhouse), "kvlinker[cli,testing]"]
-    pip = [sys.executable, "-m", "pip", "--python", str(environment.python)]
-    subprocess.run([*pip, "install", *options, *names], check=True)
-    return environment
+    names = ["kvlinker[cli,testing]", *(found.name for found in distributions())]
+    return make_environment(tmp_path_factory.mktemp("installed"), wheelhouse, names)
 
 
 @each_distribution

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import kvlinker_example
 from kvlinker.description import KVCacheDescription, LayerFacts, LogicalPool
+from kvlinker.description_json import description_from_json
 from kvlinker.errors import ContractError, UnsupportedKVCacheError
 from kvlinker.spans import BufferSpan
 from kvlinker.testing.strategies import MadeUpMemory, PageRows, check_round_trip, check_strategy
@@ -69,6 +71,14 @@ def test_every_byte_of_a_page_comes_back_in_other_pages(block: int) -> None:
     page_rows = {"blocks": PageRows("kv", PAGE // block)}
 
     check_round_trip(group, description, page_rows, {"kv": {1: 4, 5: 0, 2: 2}})
+
+
+def test_the_description_in_cache_json_is_laid_out() -> None:
+    text = (Path(__file__).parents[1] / "cache.json").read_text()
+
+    group = check_strategy(kvlinker_example, description_from_json(text))
+
+    assert [entry.page_bytes for entry in group.entries] == [3 * 128 * 24]
 
 
 def test_other_families_are_declined_in_silence() -> None:
