@@ -248,17 +248,16 @@ def test_pinned_dependencies_are_listed_with_their_pins() -> None:
 def test_the_directory_lists_every_plugin_of_the_repository() -> None:
     listed = {cells[0]: cells[1:3] for cells in rows(read("plugin-directory.md"), "name |")}
 
-    provided = {
-        name: (found.name, group.removeprefix("kvlinker.").removesuffix("s"))
-        for found in distributions()
-        for group, points in table(found.project.get("entry-points", {})).items()
-        if group.startswith("kvlinker.")
-        for name in table(points)
-    }
+    provided: dict[str, tuple[str, list[str]]] = {}
+    for found in distributions():
+        for group, points in table(found.project.get("entry-points", {})).items():
+            for name in table(points) if group.startswith("kvlinker.") else ():
+                kinds = provided.setdefault(name, (found.name, []))[1]
+                kinds.append(group.removeprefix("kvlinker.").removesuffix("s"))
     assert provided
     assert {name: listed.get(name) for name in provided} == {
-        name: (f"[{distribution}]({folder_of(distribution)})", kind)
-        for name, (distribution, kind) in provided.items()
+        name: (f"[{distribution}]({folder_of(distribution)})", ", ".join(sorted(kinds)))
+        for name, (distribution, kinds) in provided.items()
     }
 
 
