@@ -309,6 +309,40 @@ def test_b56_whole_and_ranged_reads_end_in_the_same_bytes_after_the_same_fault()
     assert ended[0] == ended[1]
 
 
+def test_e3_corrupt_bytes_are_never_restored_and_leave_the_store() -> None:
+    with linked(Family.DSA) as rig:
+        rig.keep(KEYS)
+        (bad,) = rig.object_keys(KV, KEYS[2:3])
+        rig.memory_store.tamper(bad, TamperKind.FLIP.apply(rig.memory_store.payload(bad)))
+
+        assert not rig.restore("a", KEYS)
+
+        assert rig.linker.failed_requests(0) == {"a"}
+        assert rig.memory_store.exists([bad]) == (False,)
+        assert rig.memory_store.stats().counters["corrupt"] == 1
+        for span in rig.pools.group.entry_map[KV].spans:
+            meant_for_it = rig.pools.memory.read(span, 6 * 4, 4)
+            assert meant_for_it == b"\xff" * len(meant_for_it)
+        assert rig.linker.lookup("a", rig.asked(KEYS)) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [TamperKind.SHORTEN, TamperKind.LENGTHEN, TamperKind.EMPTY])
+@pytest.mark.parametrize("ranged", [True, False], ids=["ranged", "whole"])
+def test_dh9_an_object_of_another_length_is_a_miss_and_not_loaded_as_far_as_it_goes(
+    kind: TamperKind, *, ranged: bool
+) -> None:
+    with linked(Family.MHA, ranged_reads=ranged) as rig:
+        rig.keep(KEYS)
+        for key in rig.object_keys(KV, KEYS):
+            rig.memory_store.tamper(key, kind.apply(rig.memory_store.payload(key)))
+        before = rig.pools.memory.snapshot()
+
+        assert not rig.restore("a", KEYS)
+
+        assert rig.pools.memory.snapshot() == before
+        assert rig.linker.lookup("a", rig.asked(KEYS)) == []
+
+
 # ---- no write after the answer ----------------------------------------------------------------
 
 

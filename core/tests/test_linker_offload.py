@@ -193,6 +193,20 @@ def test_l7_b64_the_engine_keeps_a_page_until_its_completion_and_gets_it_after_t
         assert rig.access.reads_since(mark) == ()
 
 
+@pytest.mark.parametrize("moment", [Moment.BEFORE, Moment.BEFORE_PUBLISH])
+def test_l7_an_offload_that_was_given_up_is_not_published(moment: Moment) -> None:
+    with linked(options=HASTY) as rig:
+        with Gate() as gate:
+            late = Hang(gate=gate, moment=moment)
+            rig.store.script.add(Rule(call=Call.WRITE, fault=late))
+            rig.offer(KEYS)
+            assert not rig.completion()
+        wait_for(lambda: not threads_named("kvlinker-offload"), "the end of the late offload")
+
+        assert rig.memory_store.keys() == ()
+        assert errors_of(rig.linker) == {"offload_errors": 1}
+
+
 @pytest.mark.parametrize("call", [Call.EXISTS, Call.WRITE])
 def test_l7_a_page_is_not_read_again_once_its_offload_was_given_up(call: Call) -> None:
     with linked(options=HASTY) as rig:
