@@ -138,6 +138,21 @@ def test_an_empty_list_of_caches_is_an_error_and_not_a_skip(tmp_path: Path) -> N
     assert "TestPair.caches is empty; give at least one cache" in done.stdout + done.stderr
 
 
+def test_everything_but_the_kits_classes_works_without_pytest() -> None:
+    program = (
+        "import sys; sys.modules['pytest'] = sys.modules['hypothesis'] = None\n"
+        "import kvlinker.testing, kvlinker.testing.model_checks, kvlinker.testing.shelves\n"
+        "import kvlinker.testing.smoke_checks, kvlinker.testing.pool_examples, kvlinker.pytest_options\n"
+        "print('torch' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == "False"
+
+
 def test_other_runs_of_pytest_load_nothing_of_kvlinker_but_its_options(tmp_path: Path) -> None:
     (tmp_path / "test_else.py").write_text(
         "import sys\n"

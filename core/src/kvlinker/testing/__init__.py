@@ -1,4 +1,7 @@
-"""What tests of linkers, stores and plugins are made of: honest small stores and pools, and faults on demand."""
+"""What tests of linkers, stores and plugins are made of: honest small stores and pools, and faults on demand.
+
+The conformance kit is in the modules `models`, `stores` and `engines`, which need pytest; nothing else here does.
+"""
 
 from __future__ import annotations
 
