@@ -37,7 +37,7 @@ lint: $(MADE)/test ## Check rules and format
 
 types: $(MADE)/test ## Check types
 	$(BIN)/mypy $(addsuffix /src,$(DISTRIBUTIONS)) conftest.py
-	set -e; for folder in $(TEST_FOLDERS); do $(BIN)/mypy $$folder; done
+	set -e; for folder in tools docs/pictures $(TEST_FOLDERS); do $(BIN)/mypy $$folder; done
 
 bench: $(MADE)/distributions $(MADE)/peers-sglang $(MADE)/peers-lmcache ## Measure against peers, and write docs/performance.md
 	$(BIN)/python benchmarks/run.py $(ARGS)

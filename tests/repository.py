@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import ast
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
+from distributions import CORE, ROOT, Distribution, distributions, lines, table
 
-ROOT = Path(__file__).parents[1]
+__all__ = [
+    "CORE",
+    "ROOT",
+    "Distribution",
+    "Import",
+    "Place",
+    "by_name",
+    "distributions",
+    "each_distribution",
+    "imports",
+    "lines",
+    "python_files",
+    "repository_files",
+    "table",
+    "write_distribution",
+]
 
 
 class Place(Enum):
@@ -39,77 +52,6 @@ class Import:
     def package(self) -> str:
         """The module's first part."""
         return self.module.partition(".")[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Distribution:
-    """One folder that builds a wheel."""
-
-    folder: Path
-
-    @cached_property
-    def pyproject(self) -> dict[str, object]:
-        """All of its pyproject.toml."""
-        return tomllib.loads((self.folder / "pyproject.toml").read_text())
-
-    @cached_property
-    def project(self) -> dict[str, object]:
-        """The `project` table."""
-        return table(self.pyproject["project"])
-
-    @property
-    def name(self) -> str:
-        """Distribution name."""
-        return str(self.project["name"])
-
-    @property
-    def import_name(self) -> str:
-        """Name of the one package in it."""
-        return self.name.replace("-", "_")
-
-    @property
-    def package(self) -> Path:
-        """Folder of the package."""
-        return self.folder / "src" / self.import_name
-
-    @property
-    def kind(self) -> str:
-        """`core`, `models`, `stores`, `engines` or `examples`."""
-        return "core" if self.folder.name == "core" else self.folder.parent.name
-
-    @property
-    def requirements(self) -> list[Requirement]:
-        """What it always needs."""
-        return [Requirement(line) for line in lines(self.project.get("dependencies", []))]
-
-    @property
-    def extra_requirements(self) -> list[Requirement]:
-        """What its extras add."""
-        extras = table(self.project.get("optional-dependencies", {}))
-        return [Requirement(line) for extra in extras.values() for line in lines(extra)]
-
-    def modules(self) -> list[Path]:
-        """Return its source files."""
-        return sorted(self.package.rglob("*.py"))
-
-
-def table(value: object) -> dict[str, object]:
-    """Return a TOML table as such."""
-    assert isinstance(value, dict)
-    return value
-
-
-def lines(value: object) -> list[str]:
-    """Return a TOML array of strings as such."""
-    assert isinstance(value, list)
-    return value
-
-
-def distributions(root: Path = ROOT) -> list[Distribution]:
-    """Return every distribution of a repository."""
-    patterns = ("core", "plugins/*/*", "examples/*")
-    found = (path for pattern in patterns for path in root.glob(f"{pattern}/pyproject.toml"))
-    return [Distribution(folder=path.parent) for path in sorted(found)]
 
 
 def repository_files() -> list[Path]:
@@ -150,9 +92,6 @@ def _imported_by(node: ast.AST, place: Place) -> Iterator[Import]:
         module = "." * node.level + (node.module or "")
         for alias in node.names:
             yield Import(module=module, name=alias.name, line=node.lineno, place=place)
-
-
-CORE = next(found for found in distributions() if found.kind == "core")
 
 
 def by_name(distribution: Distribution) -> str:

@@ -1,4 +1,4 @@
-"""Clean environments for tests: what is installed there comes from wheels, beside a torch that stays as it is."""
+"""Clean environments: what is installed there comes from wheels, beside a torch that stays as it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from repository import Distribution
+from distributions import Distribution
 
 __all__ = ["Environment", "build", "make_environment"]
 
