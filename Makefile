@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest
 PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/*/*/pyproject.toml examples/*/pyproject.toml))
 DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
 EDITABLES := $(foreach path,$(DISTRIBUTIONS:core=core[cli,testing]),--editable '$(path)')
-TEST_FOLDERS := $(wildcard $(addsuffix /tests,$(DISTRIBUTIONS)) tests)
+TEST_FOLDERS := $(wildcard $(addsuffix /tests,$(DISTRIBUTIONS)) tests) benchmarks
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test lint types bench soak wheels clean

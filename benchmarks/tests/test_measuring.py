@@ -1,0 +1,111 @@
+"""Ratios are of rounds, rows survive being written, and the document keeps what is not measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import run
+from measuring import Ratio, Row, Times, duration, in_turn, missing_peer, size
+from peers import Peer, PeerUnavailableError
+
+
+def row(*, ratio: float, target: float | None, why: str = "") -> Row:
+    return Row(
+        topic="Copies",
+        what="ours",
+        against="memcpy",
+        ratio=Ratio.of([ratio, 2 * ratio, ratio / 2]),
+        figures="2 s / 1 s",
+        target=target,
+        why_missed=why,
+    )
+
+
+def test_a_ratio_is_the_median_of_rounds_and_not_of_times() -> None:
+    times = Times({"peer": [1.0, 8.0, 2.0], "ours": [1.0, 1.0, 4.0]})
+
+    ratio = times.ratio("peer", "ours")
+
+    assert (ratio.median, ratio.low, ratio.high) == (1.0, 0.5, 8.0)
+    assert times.figures("peer", "ours") == "2 s / 1 s"
+
+
+def test_everything_runs_once_a_round_and_every_other_round_backwards() -> None:
+    order: list[str] = []
+
+    def note(name: str) -> Callable[[], float]:
+        def run_it() -> float:
+            order.append(name)
+            return float(len(order))
+
+        return run_it
+
+    times = in_turn({"a": note("a"), "b": note("b")}, rounds=2, warm_ups=1)
+
+    assert order == ["b", "a", "a", "b", "b", "a"]
+    assert times.seconds == {"a": [3.0, 6.0], "b": [4.0, 5.0]}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "target", "met"), [(3.0, 3.0, True), (2.9, 3.0, False), (2.9, None, None)]
+)
+def test_a_target_is_met_by_the_median(ratio: float, target: float | None, met: object) -> None:
+    assert row(ratio=ratio, target=target).is_met is met
+
+
+def test_a_row_is_the_same_after_it_was_written() -> None:
+    rows = [row(ratio=3.0, target=2.0), missing_peer("Copies", "ours", "other", "no wheel")]
+
+    assert [Row.load(each.dump()) for each in rows] == rows
+
+
+def test_a_table_says_what_was_missed_and_why() -> None:
+    rows = [
+        row(ratio=1.0, target=4.0, why="Disks are slow."),
+        row(ratio=2.0, target=4.0, why="Disks are slow."),
+        row(ratio=12.0, target=4.0, why="Disks are slow."),
+        missing_peer("Copies", "ours", "other", "no wheel"),
+    ]
+
+    lines = list(run.tables(rows))
+
+    assert lines[4] == "| ours | memcpy | 1.0 | 0.50 to 2.0 | 4 | **no** | 2 s / 1 s |"
+    assert lines[6] == "| ours | memcpy | 12 | 6.0 to 24 | 4 | yes | 2 s / 1 s |"
+    assert lines[7] == "| ours | other | not run |  |  |  | no wheel |"
+    assert lines[9] == "Missed 2 times, at worst by a factor of 4.0. Disks are slow."
+
+
+def test_a_measurement_replaces_the_last_one_and_nothing_else() -> None:
+    document = f"before\n{run.BEGIN}\nold\n{run.END}\nafter\n"
+
+    once = run.insert(document, "new")
+
+    assert once == f"before\n{run.BEGIN}\n\nnew\n{run.END}\nafter\n"
+    assert run.insert(once, "new") == once
+    with pytest.raises(ValueError, match="must have the lines"):
+        run.insert("no place", "new")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (0.0000045, "4.5 us")]
+)
+def test_durations_have_a_unit_that_fits(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_sizes_have_a_unit_that_fits() -> None:
+    assert [size(count) for count in (12, 14_200, 2_550_000)] == ["12 B", "14.2 kB", "2.55 MB"]
+
+
+@pytest.mark.parametrize("is_bare", [False, True])
+def test_a_peer_that_is_not_there_says_so(
+    monkeypatch: pytest.MonkeyPatch, *, is_bare: bool
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))  # peers stay out of every other test
+    monkeypatch.delenv("LMCACHE_TRACK_USAGE", raising=False)
+    peer = Peer(name="Nobody", package="kvlinker_no_such_peer", is_bare=is_bare)
+
+    with pytest.raises(PeerUnavailableError, match=r"ModuleNotFoundError: .*kvlinker_no_such_peer"):
+        peer.load("store")
