@@ -34,7 +34,6 @@ HEAVY = frozenset(
 EXTRA_ONLY_IN = {
     "typer": "kvlinker/cli",
     "rich": "kvlinker/cli",
-    "hypothesis": "kvlinker/testing",
     "pytest": "kvlinker/testing",
 }
 
