@@ -120,6 +120,19 @@ def test_an_entry_that_cannot_be_is_refused(changed: dict[str, object], problem:
         entry(((span(),),), {0: 0}, **changed)
 
 
+def test_b82_a_page_is_at_most_as_long_as_plans_can_hold() -> None:
+    longest = 2**63 - 1
+
+    assert entry(((span(row_bytes=7),),), page_size=longest // 7).page_bytes == longest
+    with pytest.raises(ContractError, match=f"a page of {2**60} slots would have {2**63} B"):
+        entry(((span(row_bytes=8),),), page_size=2**60)
+
+
+def test_a_page_is_one_object_unless_it_is_said_otherwise() -> None:
+    assert entry(((span(0),), (span(1),))).part_bytes == (2 * PAGE * 8,)
+    assert entry(((span(0),), (span(1),)), packed=False).part_bytes == (PAGE * 8, PAGE * 8)
+
+
 def test_a_page_size_of_numpy_is_kept_as_pythons_own() -> None:
     assert type(entry(page_size=np.int64(PAGE)).page_size) is int
 
@@ -325,6 +338,11 @@ def test_c5_pages_are_aligned_and_consecutive(indices: list[int]) -> None:
         entry().prepare_locations(indices)
 
 
+def test_c5_a_short_page_is_shown_whole() -> None:
+    with pytest.raises(ContractError, match=r"got \[0, 1, 2, 3, 9\]$"):
+        entry(page_size=5).prepare_locations([0, 1, 2, 3, 9])
+
+
 def test_c5_a_scattered_page_is_shown_shortened() -> None:
     made = entry(((span(rows=64),),), page_size=8)
 
@@ -420,6 +438,11 @@ def test_c5_a_fragmented_page_coalesces_to_runs() -> None:
 def test_c5_everything_else_holds_for_fragmented_pools(indices: object, problem: str) -> None:
     with pytest.raises(ContractError, match=problem):
         entry(fragmented=True).prepare_locations(indices)
+
+
+def test_c5_whole_pages_are_one_run_each() -> None:
+    assert entry().prepare_locations(slots_of(2, 0)).contiguous
+    assert not entry(fragmented=True).prepare_locations(slots_of(2, 0)).contiguous
 
 
 def test_c5_a_slot_pool_takes_scattered_states() -> None:
