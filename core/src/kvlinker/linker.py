@@ -210,7 +210,6 @@ class Linker:
     def _lookup(self, rid: str, transfers: Sequence[PoolTransfer]) -> tuple[int, ...]:
         if self._closed:
             return ()
-        self._quarantine.sweep()
         return self._lookups.answer(rid, tuple(transfers), self._keys)
 
     @_shielded(default=False)

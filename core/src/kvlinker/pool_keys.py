@@ -58,22 +58,17 @@ class Quarantine:
         self._until: dict[ObjectKey, float] = {}
 
     def add(self, keys: Iterable[ObjectKey]) -> None:
-        """Put keys in, from now."""
-        until = self._clock() + self._seconds
+        """Put keys in, from now, and let go of expired ones."""
+        now = self._clock()
         with self._lock:
-            self._until.update(dict.fromkeys(keys, until))
+            self._until = {key: until for key, until in self._until.items() if until > now}
+            self._until.update(dict.fromkeys(keys, now + self._seconds))
 
     def lift(self, keys: Iterable[ObjectKey]) -> None:
         """Take keys out: they were written anew."""
         with self._lock:
             for key in keys:
                 self._until.pop(key, None)
-
-    def sweep(self) -> None:
-        """Let go of expired keys."""
-        now = self._clock()
-        with self._lock:
-            self._until = {key: until for key, until in self._until.items() if until > now}
 
     def __len__(self) -> int:
         return len(self._until)
