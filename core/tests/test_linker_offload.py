@@ -22,7 +22,7 @@ from kvlinker.device import DeviceAccess
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import DeviceCopyError, TransferRevokedError
 from kvlinker.pools import KV, DevicePoolGroup
-from kvlinker.store import WriteBatch, WriteStatus
+from kvlinker.store import ObjectKey, ReadStatus, WriteBatch, WriteStatus
 from kvlinker.testing import (
     AnswerNone,
     Call,
@@ -336,7 +336,8 @@ def test_l9_a_slow_store_makes_offers_overdue_and_never_begins_them() -> None:
 
             assert [rig.completion() for _ in range(3)] == [False] * 3
             assert rig.store.count(Call.WRITE) == 1
-        assert errors_of(rig.linker) == {"offload_errors": 3}
+        events = rig.linker.metrics.snapshot().events
+        assert events["offload_errors"] + events.get("offload_refused", 0) == 3
 
 
 def test_l9_loads_do_not_wait_behind_offloads() -> None:
@@ -443,6 +444,27 @@ def test_l8_failures_of_several_pools_are_each_logged_with_pool_and_key(
                 f"store=FaultStore pool={pool} key={key}: 4 of 4 pages were not stored"
                 in caplog.text
             )
+
+
+class Keeper(MemoryStore):
+    """Deletes nothing, and says so."""
+
+    def delete(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """See Store."""
+        return (False,) * len(keys)
+
+
+def test_l5_what_is_in_quarantine_is_written_anew_although_the_store_says_that_it_has_it() -> None:
+    with linked(Family.MHA, memory_store=Keeper(overwrite=True)) as rig:
+        rig.offload(KEYS)
+        bad = Report(status=ReadStatus.FAILED)
+        rig.store.script.add(Rule(call=Call.READ, fault=bad, positions=frozenset({2}), times=1))
+        assert not rig.restore("a", KEYS)
+
+        rig.offload(KEYS)
+
+        assert rig.written()[4:] == rig.object_keys(KV, KEYS[2:3])
+        assert rig.linker.lookup("a", rig.asked(KEYS)) == [1, 2, 3, 4]
 
 
 def test_l7_a_device_that_fails_completes_false() -> None:
