@@ -18,7 +18,7 @@ EDITABLES := $(foreach path,$(DISTRIBUTIONS:core=core[cli,testing]),--editable '
 TEST_FOLDERS := $(wildcard $(addsuffix /tests,$(DISTRIBUTIONS)) tests) benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint types bench soak wheels clean
+.PHONY: help env demo test lint types bench soak wheels release clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -47,6 +47,9 @@ soak: $(MADE)/test ## Run the long forms of tests
 
 wheels: $(MADE)/test ## Build every distribution into dist/
 	set -e; for path in $(DISTRIBUTIONS); do $(BIN)/python -m build --no-isolation --outdir dist $$path; done
+
+release: $(MADE)/test ## Build, check, install and smoke-test what is to be released; publish nothing
+	$(BIN)/python tools/release.py $(ARGS)
 
 clean: ## Remove what tools left behind; .venv stays
 	rm -rf dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache

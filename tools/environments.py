@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from distributions import Distribution
+from distributions import ROOT, Distribution, distributions
+from packaging.requirements import Requirement
 
-__all__ = ["Environment", "build", "make_environment"]
+__all__ = ["Environment", "build", "make_environment", "make_fresh_environment"]
 
 IN_DEVELOPMENT = ("kvlinker", "_editable_impl_kvlinker", "__editable__.kvlinker")
 
@@ -77,3 +78,32 @@ def make_environment(folder: Path, wheelhouse: Path, requirements: Iterable[str]
     pip = [sys.executable, "-m", "pip", "--python", str(environment.python)]
     subprocess.run([*pip, "install", *options, *requirements], check=True)
     return environment
+
+
+def make_fresh_environment(
+    folder: Path, wheelhouse: Path, requirements: Iterable[str]
+) -> Environment:
+    """Make an environment and let pip install wheels there, with what they need from its index.
+
+    torch comes first and alone, so that nothing that is installed later chooses its build.
+    """
+    environment = Environment(folder=folder / "venv")
+    venv.create(environment.folder, symlinks=True)
+    constraint = ["--constraint", str(ROOT / "constraints.txt")]
+    pip = [sys.executable, "-m", "pip", "--python", str(environment.python)]
+    wanted = list(requirements)
+    for first in (["torch"], wanted) if needs_torch(wanted) else (wanted,):
+        options = [*constraint, "--find-links", str(wheelhouse)]
+        subprocess.run([*pip, "install", *options, *first], check=True)
+    return environment
+
+
+def needs_torch(requirements: Iterable[str]) -> bool:
+    """Say whether one of the repository's own distributions among the requirements needs torch."""
+    names = {Requirement(line).name for line in requirements}
+    return any(
+        needed.name == "torch"
+        for found in distributions()
+        if found.name in names
+        for needed in found.requirements
+    )
