@@ -282,6 +282,19 @@ def test_c10_a_plan_of_a_closed_pool_is_never_copied() -> None:
     assert memory.snapshot() == before
 
 
+@pytest.mark.parametrize("pages", [1, 40])
+def test_c10_slots_fit_no_plan_of_a_closed_pool(pages: int) -> None:
+    entry = pool(HostMemory(), pages=pages)
+    plan, slab = plan_of(entry, list(range(pages))), np.zeros((pages, 32), dtype=np.uint8)
+    host(slab, list(range(pages))).check(plan)
+    entry.retire("the engine sleeps")
+
+    with pytest.raises(StalePoolError, match="the engine sleeps"):
+        host(slab, list(range(pages))).check(plan)
+    with pytest.raises(StalePoolError, match="the engine sleeps"):
+        HostAccess().copy_in(plan, host(slab, list(range(pages))))
+
+
 def test_an_access_without_buffers_is_closed_any_number_of_times() -> None:
     access: DeviceAccess = HostAccess()
 
