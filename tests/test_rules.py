@@ -55,5 +55,9 @@ def test_a_rule_is_a_whole_word_of_a_name() -> None:
 
 
 def test_the_documents_list_rules_and_faults() -> None:
-    assert {"C1", "C10", "G6", "S10", "L13", "K4", "T6"} <= {rule for rule, _ in rows("contracts.md")}
-    assert {"B01", "B98", "DH11", "W37", "X05", "E4", "P16"} <= {fault for fault, _ in rows("faults.md")}
+    assert {"C1", "C10", "G6", "S10", "L13", "K4", "T6"} <= {
+        rule for rule, _ in rows("contracts.md")
+    }
+    assert {"B01", "B98", "DH11", "W37", "X05", "E4", "P16"} <= {
+        fault for fault, _ in rows("faults.md")
+    }

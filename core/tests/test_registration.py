@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from linker_rig import NAMESPACE
 
-from kvlinker.errors import RegistrationError
+from kvlinker.errors import RegistrationError, UnsupportedOperationError
 from kvlinker.linker import Linker
 from kvlinker.registration import RegisteredMemory, pools_in
 from kvlinker.spans import MemoryRegion
@@ -144,6 +144,11 @@ def test_b84_a_region_knows_its_pools() -> None:
 
     assert names == {entry.name for entry in group.entries}
     assert pools_in(group, REGIONS[0]) == ()
+
+
+def test_a_store_that_registers_no_memory_says_so() -> None:
+    with pytest.raises(UnsupportedOperationError, match="MemoryStore cannot take 3 regions"):
+        Store.register(MemoryStore(), REGIONS)
 
 
 def linker_over(store: Store) -> Linker:

@@ -237,9 +237,12 @@ class Store(ABC):
 
         Raises:
             RegistrationError: names the region, its bytes and the store's code; earlier ones were rolled back.
+            UnsupportedOperationError: the store registers no memory.
         """
+        msg = f"{type(self).__name__} cannot take {len(regions)} regions: it registers no memory"
+        raise UnsupportedOperationError(msg)
 
-    def unregister(self) -> None:
+    def unregister(self) -> None:  # noqa: B027  # a store that registers nothing has nothing to forget
         """Forget every registered region. Idempotent."""
 
     @abstractmethod
