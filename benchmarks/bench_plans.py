@@ -36,7 +36,7 @@ from kvlinker.spans import BufferSpan
 
 TOPIC = "Plans of all layers of a load"
 PAGES = (64, 512, 4096)
-MOST_ROUNDS_OF_LARGE_PLANS = 5
+MOST_ROUNDS_OF_LARGE_PLANS = 3
 TARGETS = {"expanded": 20.0, "lowered": 4.0, "plans": 500.0}
 WORDS = {
     "plans": "plans, nothing expanded",
