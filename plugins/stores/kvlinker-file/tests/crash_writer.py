@@ -1,8 +1,8 @@
 """A process that writes, replaces and deletes objects until it is killed; run by test_crashes.py.
 
 Arguments: folder, capacity, seed, and how many lines of the store's code to run before it kills itself
-(0: never). After each answered call it prints what the answer means: `+ N` for group N stored, `- N` for
-group N deleted.
+(0: never). It prints `~ N` before it deletes group N, and after each answered call what the answer means:
+`+ N` for group N stored, `- N` for group N deleted.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def main() -> None:
             say(f"+ {group}")
         victim = choose.randrange(seed * 1000, group + 1)
         if choose.random() < 0.3:
+            say(f"~ {victim}")
             store.delete(group_keys(victim))
             say(f"- {victim}")
         elif choose.random() < 0.5:

@@ -38,8 +38,8 @@ def run_and_kill(folder: Path, capacity: int, seed: int) -> list[str]:
 
 
 def answers(lines: list[str]) -> list[tuple[str, int]]:
-    """Return what the writer said: a sign, and the group that was stored or deleted."""
-    pairs = [line.split(" ") for line in lines if line[:1] in "+-"]
+    """Return what the writer said: a sign, and the group that was stored, deleted or about to be deleted."""
+    pairs = [line.split(" ") for line in lines if line[:1] in "+-~"]
     return [(sign, int(group)) for sign, group in pairs]
 
 

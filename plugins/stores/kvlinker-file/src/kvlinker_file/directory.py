@@ -88,7 +88,10 @@ class StoreDirectory:
             StoreError: it cannot be read or written.
         """
         self.path = path
+        self._owner = os.getpid()
         self._descriptors: list[int] = []
+        self._locked: list[int] = []
+        """The descriptor of the lock, while it is held."""
         try:
             with typed_os_errors(f"file store {path}"):
                 self._fd = self._open_directory(create=create)
@@ -164,20 +167,19 @@ class StoreDirectory:
         mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
         if mode & 0o077:
             os.fchmod(self._fd, 0o700)
-        self._lock_fd = self._keep(
-            os.open(_LOCK, _FILE_FLAGS | os.O_CREAT, mode=0o600, dir_fd=self._fd)
-        )
+        lock = self._keep(os.open(_LOCK, _FILE_FLAGS | os.O_CREAT, mode=0o600, dir_fd=self._fd))
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            owner = os.pread(self._lock_fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            owner = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
             msg = (
                 f"file store {self.path}: is in use by process {owner}; one process owns a directory, "
                 f"give each its own"
             )
             raise StoreBusyError(msg) from error
-        os.ftruncate(self._lock_fd, 0)
-        os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode("ascii"), 0)
+        self._locked = [lock]
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode("ascii"), 0)
 
     def _read_or_make_marker(self, *, create: bool) -> None:
         self._check_content(create=create)  # again, now that nobody else can change it
@@ -305,6 +307,9 @@ class StoreDirectory:
     def close(self) -> None:
         """Give up the directory. Idempotent."""
         descriptors, self._descriptors = self._descriptors, []
+        if self._locked and self._owner == os.getpid():
+            # Closing would not do: a child that was just forked has the descriptor for a moment longer.
+            fcntl.flock(self._locked.pop(), fcntl.LOCK_UN)
         for descriptor in reversed(descriptors):
             os.close(descriptor)
 

@@ -26,7 +26,7 @@ def find_room(state: StoreState, kind: SlotKind, count: int) -> list[Taken] | No
         found = search.run()
     except OSError as error:
         _log.warning("%s: no room for an object: %s", state.options.path, error)
-        state.counters["index_errors"] += 1
+        state.count("index_errors")
         found = False
     if found:
         return search.taken
@@ -99,7 +99,7 @@ class _Search:
             with state.lock:
                 state.space.withdraw(growth)
             if isinstance(error, OSError) and error.errno in NO_SPACE:
-                state.counters["disk_full"] += 1
+                state.count("disk_full")
                 self._may_grow = False
                 return False
             raise
@@ -125,14 +125,15 @@ class _Search:
                 rows = index.evict(number, self._missing)
         try:
             if segment is not None:
-                _move_segment(state, segment, self._kind)
+                is_gone = not _move_segment(state, segment, self._kind)
+                self._may_grow |= is_gone  # even a full disk has room again
             elif len(rows):
                 state.save_removals()
         except OSError:
             with state.lock:
                 index.restore(rows)
             raise
-        state.counters["evicted"] += len(rows)
+        state.count("evicted", len(rows))
         return segment is not None or len(rows) > 0
 
     def _coldest_segment(self) -> Segment | None:
@@ -161,14 +162,14 @@ def _make_segment(state: StoreState, growth: Growth) -> Segment:
     return segment
 
 
-def _move_segment(state: StoreState, segment: Segment, kind: SlotKind) -> None:
-    """Cut an empty, retired segment anew, or delete it where another file would fit better."""
+def _move_segment(state: StoreState, segment: Segment, kind: SlotKind) -> bool:
+    """Cut an empty, retired segment anew and return True, or delete it where another file would fit better."""
     with state.commit_lock:
         with state.lock:
             slots = state.space.slots_after_reuse(segment, kind)
         if not slots:
             state.delete_segments([segment])
-            return
+            return False
         record = SegmentRecord(
             number=segment.number, file_bytes=segment.file_bytes, kind=kind, slots=slots
         )
@@ -179,3 +180,4 @@ def _move_segment(state: StoreState, segment: Segment, kind: SlotKind) -> None:
                 state.space.add(segment)
             raise
         state.remap(segment, record)
+    return True

@@ -23,8 +23,8 @@ __all__ = ["FileReadSession"]
 
 _OK, _MISS, _CORRUPT = range(3)
 _STATUSES = (ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT)
-_CHUNK_BYTES = 4 << 20
-"""Bytes whose checksums are made before they are copied: few enough to be copied from a processor's cache."""
+_CHUNK_BYTES = 32 << 20
+"""Bytes whose checksums are made before they are copied: enough that calls do not count, and still in a cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

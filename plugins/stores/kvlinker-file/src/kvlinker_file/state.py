@@ -148,6 +148,11 @@ class StoreState:
             # The catalog still names only what is whole; the order of use or some removals are lost.
             _log.warning("%s: closed without saving everything: %s", self.options.path, error)
 
+    def count(self, event: str, number: int = 1) -> None:
+        """Count events; the caller does not hold the lock."""
+        with self.lock:
+            self.counters[event] += number
+
     # ---- layouts ------------------------------------------------------------------------------
 
     @property
