@@ -31,6 +31,7 @@ from kvlinker.testing import (
     fake_group,
     page_keys,
 )
+from kvlinker.testing.altered_access import SkippingAccess
 
 KEYS = page_keys(8)
 PAGE = 640
@@ -198,3 +199,17 @@ def test_closing_reaches_the_wrapped_access() -> None:
     FaultAccess(inner).close()
 
     assert inner.is_closed
+
+
+def test_pages_are_left_out_of_copies_in_either_direction() -> None:
+    bench = Bench()
+    access = SkippingAccess(bench.access, {("kv", 68)})
+    host, array = slots_for(bench.plan(16, 3))
+
+    access.copy_in(bench.plan(16, 3), host)
+    written = [bench.pools.memory.read(bench.entry.spans[0], row)[:1] for row in (64, 68, 72)]
+    array[:] = 0x44
+    access.copy_out(bench.plan(16, 3), host)
+
+    assert written == [b"\x33", b"\xa5", b"\x33"]
+    assert [bytes(row[:1]) for row in array] == [b"\x33", b"\x44", b"\x33"]

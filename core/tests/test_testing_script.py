@@ -15,6 +15,7 @@ from kvlinker.store import (
     WriteStatus,
 )
 from kvlinker.testing import (
+    AnswerNone,
     Answers,
     Call,
     Fault,
@@ -93,6 +94,17 @@ def test_several_faults_of_one_call_add_up() -> None:
     ]
 
     assert FaultStore(MemoryStore(), rules).exists(KEYS[:2]) == (True, True, True)
+
+
+@pytest.mark.parametrize("outer", [Miscount(change=1), Lie(exists=True)])
+def test_what_answers_none_has_no_items_to_change(outer: Fault) -> None:
+    rules = [Rule(call=Call.EXISTS, fault=outer), Rule(call=Call.EXISTS, fault=AnswerNone())]
+    store = FaultStore(MemoryStore(), rules)
+
+    answer: object = store.exists(KEYS[:2])
+
+    assert answer is None
+    assert len(store.script.fired) == 2
 
 
 def test_rules_can_come_and_go() -> None:

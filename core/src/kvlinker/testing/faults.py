@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -61,9 +62,9 @@ class _Interruption(Fault):
         """See Fault."""
         return frozenset({Call.WRITE}) if self.moment is Moment.BEFORE_PUBLISH else _ALL
 
+    @abstractmethod
     def interrupt(self) -> None:
         """Do it."""
-        raise NotImplementedError
 
     def prepare(self, call: FaultedCall, affected: frozenset[int]) -> None:
         """See Fault."""
