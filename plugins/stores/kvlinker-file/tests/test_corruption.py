@@ -282,18 +282,19 @@ def test_a_time_of_use_that_cannot_be_does_not_disturb_the_order(
 ) -> None:
     store = open_store()
     shelf.put(store, [key(0)])
+    shelf.put(store, [key(1)])
     store.close()
     with closing(sqlite3.connect(folder / "index.sqlite")) as database:
-        database.execute(f"UPDATE objects SET used = {far}")  # noqa: S608 - a number of ours
+        database.execute("UPDATE objects SET used = ? WHERE key = ?", (far, key(0)))
         database.commit()
     store = open_store()
-    shelf.put(store, [key(1)])
 
     other = 100
     while store.exists([key(1)])[0]:
         shelf.put(store, [key(i) for i in range(other, other + 30)])
         other += 30
         assert other < 3000
+
     assert not store.exists([key(0)])[0], "it was used before the one that was evicted now"
 
 
