@@ -277,7 +277,9 @@ def test_b01_b02_zeros_in_one_layers_part_of_one_stored_page_change_the_logits(
     with engine_on(model, store, registry) as engine:
         say(engine, prompt)
         assert engine.wait_for_offloads()
-        entries = {entry.page_bytes: entry for entry in linker_of(engine).group.entries}
+        group = linker_of(engine).group
+        entries = {entry.page_bytes: entry for entry in group.entries}
+        assert len(entries) == len(group.entries), "an object's length tells its pool"
         ranges = {size: layer_ranges(entry) for size, entry in entries.items()}
     stored = store.keys()
     last_of_each = {len(store.payload(key)): key for key in stored}

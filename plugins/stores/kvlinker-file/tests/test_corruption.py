@@ -280,20 +280,21 @@ def test_nonsense_in_the_index_is_left_out_and_forgotten(
 def test_a_time_of_use_that_cannot_be_does_not_disturb_the_order(
     open_store: OpenStore, shelf: Shelf, folder: Path, key: Key, far: int
 ) -> None:
+    others = [key(i) for i in range(1, 33)]
     store = open_store()
     shelf.put(store, [key(0)])
-    shelf.put(store, [key(1)])
+    shelf.put(store, others)
     store.close()
     with closing(sqlite3.connect(folder / "index.sqlite")) as database:
         database.execute("UPDATE objects SET used = ? WHERE key = ?", (far, key(0)))
         database.commit()
     store = open_store()
 
-    other = 100
-    while store.exists([key(1)])[0]:
-        shelf.put(store, [key(i) for i in range(other, other + 30)])
-        other += 30
-        assert other < 3000
+    more = 100
+    while all(store.exists(others)):
+        shelf.put(store, [key(i) for i in range(more, more + 10)])
+        more += 10
+        assert more < 3000
 
     assert not store.exists([key(0)])[0], "it was used before the one that was evicted now"
 
