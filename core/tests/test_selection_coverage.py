@@ -10,6 +10,8 @@ import pytest
 
 from kvlinker.coverage import claim_problem, group_problem
 from kvlinker.description import (
+    IndexArray,
+    IndexMap,
     KVCacheDescription,
     LayerFacts,
     LogicalPool,
@@ -65,6 +67,7 @@ def entry(
     pages: bool = False,
     source: str = "kv",
     axes: Sequence[RankAxis] = (),
+    index_map: IndexMap | None = None,
 ) -> DevicePoolEntry:
     return DevicePoolEntry(
         name=name,
@@ -74,6 +77,7 @@ def entry(
         page_size=PAGE,
         rows_are_pages=pages,
         rank_axes=axes,
+        index_mapper=index_map,
     )
 
 
@@ -354,6 +358,38 @@ def test_s4_ranks_that_hold_different_bytes_never_share_a_key() -> None:
 def test_s4_more_rank_axes_than_needed_share_less_and_are_right() -> None:
     assert Claim(with_axes(TP)).made_of(sharded()).entries[0].rank_axes == (TP,)
     assert Claim(with_axes(TP, CP)).made_of(sharded()).entries[0].rank_axes == (TP, CP)
+
+
+# ---- index maps -------------------------------------------------------------------------------
+
+
+def doubled(slots: IndexArray) -> IndexArray:
+    return slots * 2
+
+
+def mapped_by(index_map: IndexMap | None) -> Callable[[KVCacheDescription], object]:
+    return lambda description: group(
+        entry("k", description.buffers["k"], index_map=index_map),
+        entry("index", description.buffers["index"], pages=True, index_map=index_map),
+    )
+
+
+def test_s4_an_engine_s_translation_of_slots_is_handed_on() -> None:
+    description = replace(two_roles(), index_maps={"kv": doubled})
+
+    built = Claim(mapped_by(doubled)).made_of(description)
+
+    assert [made.index_mapper for made in built.entries] == [doubled, doubled]
+
+
+@pytest.mark.parametrize("index_map", [None, lambda slots: slots], ids=["none", "another"])
+def test_s4_a_dropped_index_map_would_move_other_requests_rows(index_map: IndexMap | None) -> None:
+    description = replace(two_roles(), index_maps={"kv": doubled})
+
+    with pytest.raises(
+        PluginContractError, match="drops the engine's index map of 'kv' in pool 'k'"
+    ):
+        Claim(mapped_by(index_map)).made_of(description)
 
 
 # ---- faults -----------------------------------------------------------------------------------

@@ -88,6 +88,10 @@ def _entry_problems(
     if description.logical_pool(entry.indices_from_pool) is None:
         known = [pool.name for pool in description.logical_pools]
         yield f"takes indices {where} from {entry.indices_from_pool!r}, but the engine allocates from {known}"
+    index_map = description.index_maps.get(entry.indices_from_pool)
+    if index_map is not None and entry.index_mapper is not index_map:
+        # Untranslated slots are other requests' rows: wrong text rather than a crash.
+        yield f"drops the engine's index map of {entry.indices_from_pool!r} {where}; pass it as index_mapper"
     for span in entry.spans:
         if span.label in roles:
             role, original = roles[span.label]

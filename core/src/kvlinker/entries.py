@@ -255,6 +255,11 @@ class DevicePoolEntry:
 
     # ---- pages --------------------------------------------------------------------------------
 
+    @property
+    def index_mapper(self) -> IndexMap | None:
+        """The engine's translation of slots, or None where its slots are the pool's own."""
+        return self._index_mapper
+
     def translate_indices(self, indices: object) -> IndexArray:
         """Return the pool's own slots for an engine's: int64 [slots], in memory of their own.
 
