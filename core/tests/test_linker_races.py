@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from linker_rig import PATIENT, Rig, linked, wait_for
+from linker_rig import PATIENT, Rig, Waiter, linked, wait_for
 
 from kvlinker.linker import LinkerOptions
 from kvlinker.testing import Call, Family, Gate, Hang, MemoryStore, Rule, page_keys
@@ -97,7 +95,7 @@ def test_l5_a_reset_before_any_call_of_the_store_leaves_nothing(calls: int) -> N
     ("end", "number"),
     [(Call.COPY_IN, n) for n in range(1, 7)] + [(Call.COPY_OUT, 1), (Call.COPY_OUT, 2)],
 )
-def test_l5_l7_a_reset_during_any_copy_waits_for_that_copy_alone(end: Call, number: int) -> None:
+def test_l5_l7_a_reset_during_any_copy_waits_for_that_copy(end: Call, number: int) -> None:
     with linked() as rig:
         rig.keep(KEYS)
         with Gate() as gate:
@@ -107,22 +105,14 @@ def test_l5_l7_a_reset_during_any_copy_waits_for_that_copy_alone(end: Call, numb
             else:
                 rig.offer(page_keys(3, chain="other"), page=12)
             gate.wait_for_arrivals()
-            copied = len(rig.access.copies)
-            opener = open_soon(gate)
+            ending = Waiter(rig.linker.reset)
 
-            rig.linker.reset()
+            assert ending.still_waits()
+            gate.open()
+            assert ending.returns()
 
-            mark, before = rig.access.mark(), rig.pools.memory.snapshot()
-            opener()
-        assert_nothing_follows(rig, mark, before)
-        assert len(rig.access.copies) == copied
-
-
-def open_soon(gate: Gate) -> Callable[[], None]:
-    """Open a gate from another thread; return what waits for that thread."""
-    thread = threading.Thread(target=gate.open)
-    thread.start()
-    return lambda: thread.join(30)
+        assert_nothing_follows(rig, rig.access.mark(), rig.pools.memory.snapshot())
+        assert rig.access.reads_since(rig.access.mark()) == ()
 
 
 def test_l5_many_small_loads_and_resets_from_two_sides_leave_nothing() -> None:
