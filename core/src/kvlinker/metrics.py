@@ -35,7 +35,7 @@ class MetricsSnapshot:
     tokens_open: int
     """Looked up, and not yet in a final reason."""
     misses_by_pool: Mapping[str, int]
-    """Tokens in reason MISS, by the pool that ended the search."""
+    """Tokens in reason MISS, by the pool that ended the search, or by the store where it gave no answer."""
     events: Mapping[str, int]
     """Calls, objects, bytes and errors by name, such as `lookups` or `offload_bytes`."""
 
