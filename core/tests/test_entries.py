@@ -513,6 +513,19 @@ def test_indices_are_translated_by_the_engines_map_and_never_in_place() -> None:
     assert entry().translate_indices(torch.tensor([3])).tolist() == [3]
 
 
+def test_an_entry_shows_its_map_until_it_lets_go_of_the_engine() -> None:
+    def same(slots: IndexArray) -> IndexArray:
+        return slots
+
+    made = entry(index_mapper=same)
+    assert made.index_mapper is same
+    assert entry().index_mapper is None
+
+    made.retire("closed")
+
+    assert made.index_mapper is None
+
+
 def test_translated_indices_are_no_view_of_the_engines_own() -> None:
     engines = np.array(slots_of(1))
     translated = entry().translate_indices(engines)
