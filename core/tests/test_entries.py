@@ -518,12 +518,13 @@ def test_an_entry_shows_its_map_until_it_lets_go_of_the_engine() -> None:
         return slots
 
     made = entry(index_mapper=same)
-    assert made.index_mapper is same
-    assert entry().index_mapper is None
+    before = made.index_mapper
 
     made.retire("closed")
 
+    assert before is same
     assert made.index_mapper is None
+    assert entry().index_mapper is None
 
 
 def test_translated_indices_are_no_view_of_the_engines_own() -> None:
