@@ -38,6 +38,8 @@ def as_integer(
 
 
 def _index(value: object) -> int | None:
+    if type(value) is int:
+        return value  # nearly always, and asking for a protocol takes ten times as long
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:
