@@ -267,6 +267,22 @@ def test_k2_a_reset_may_begin_a_new_namespace_and_an_old_one_is_found_again() ->
         assert rig.linker.lookup("a", rig.asked(KEYS))[-1] == 4
 
 
+def test_k2_b34_a_new_namespace_that_is_none_begins_an_epoch_of_its_own() -> None:
+    nameless: object = "weights 2"
+    with linked() as rig:
+        rig.keep(KEYS)
+
+        rig.linker.reset(namespace=nameless)  # type: ignore[arg-type]  # an adapter without a type checker
+
+        assert errors_of(rig.linker) == {"reset_errors": 1}
+        assert rig.linker.lookup("a", rig.asked(KEYS)) == []
+        rig.offload(KEYS[:2])
+        assert rig.restore("b", KEYS[:2])
+
+        rig.linker.reset(namespace=NAMESPACE)
+        assert rig.linker.lookup("c", rig.asked(KEYS))[-1] == 4
+
+
 # ---- close ------------------------------------------------------------------------------------
 
 

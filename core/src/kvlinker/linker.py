@@ -10,9 +10,11 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import secrets
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -348,13 +350,24 @@ class Linker:
         task, or when a store that cannot be revoked is done. Completions not yet taken are dropped.
 
         Args:
-            namespace: the new one, where the engine's weights changed.
+            namespace: the new one, where the engine's weights changed. One that no key can be made
+                of begins an epoch of unknown weights: nothing stored before is found.
         """
         self._loads.reset()
         self._offloads.reset()
         self._lookups.clear()
         if namespace is not None:
+            self._change_keys(namespace)
+
+    def _change_keys(self, namespace: KeyNamespace) -> None:
+        try:
             self._keys = GroupKeys(self.group, namespace)
+        except BaseException:
+            # The weights changed all the same: pages of the old ones would be wrong text.
+            epoch = f"unknown {secrets.token_hex(16)}"
+            unknown = replace(self._keys.namespace, weights_version=epoch)
+            self._keys = GroupKeys(self.group, unknown)
+            raise
 
     @_shielded(default=None)
     def close(self) -> None:
