@@ -73,7 +73,7 @@ def test_l10_closing_lets_queued_releases_run() -> None:
     place, done = Place(), list[int]()
     place.cleanup.later(lambda: done.append(1))
 
-    place.cleanup.close(30)
+    assert place.cleanup.close(30)
     place.cleanup.close(30)
 
     assert done == [1]
@@ -88,6 +88,6 @@ def test_l10_closing_does_not_wait_for_a_release_that_hangs() -> None:
         place.cleanup.later(gate.pass_through)
         gate.wait_for_arrivals()
 
-        place.cleanup.close(0.01)
+        assert not place.cleanup.close(0.01)
 
         assert not gate.is_open

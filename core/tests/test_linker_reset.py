@@ -348,6 +348,20 @@ def test_l10_a_store_that_fails_to_forget_memory_is_reported() -> None:
     assert errors_of(linker) == {"close_errors": 1}
 
 
+def test_l10_a_store_that_hangs_when_it_forgets_memory_is_left_behind_and_reported() -> None:
+    pools = fake_group(memory=OpaqueMemory())
+    with Gate() as gate:
+        rule = Rule(call=Call.UNREGISTER, fault=Hang(gate=gate))
+        store = FaultStore(MemoryStore(registers_memory=True), [rule])
+        linker = Linker(pools.group, store, NAMESPACE, device=pools.access(), options=BRISK)
+
+        linker.close()
+
+        gate.wait_for_arrivals()
+        assert not gate.is_open
+        assert errors_of(linker) == {"close_errors": 1}
+
+
 def test_b67_an_object_that_is_evicted_while_it_is_loaded_stays_readable() -> None:
     with linked(Family.MHA, leases=False, capacity_bytes=4 * 16 * 40) as rig, Gate() as gate:
         rig.keep(KEYS)

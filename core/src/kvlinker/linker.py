@@ -379,9 +379,13 @@ class Linker:
         self._loads.close()
         self._offloads.close()
         self._lookups.close()
-        self._cleanup.close(self.options.quiesce_seconds)
         if self._store.capabilities.registers_memory:
-            self._raw_store.unregister()
+            self._cleanup.later(self._raw_store.unregister, what="close")
+        seconds = self.options.quiesce_seconds
+        if not self._cleanup.close(seconds):
+            self.failures.report(
+                "close", f"the store did not let go of everything within {seconds} s"
+            )
 
 
 def _close_at_exit(reference: weakref.ref[Linker], process: int) -> None:
