@@ -172,6 +172,26 @@ def test_l2_a_repeated_question_is_answered_from_memory() -> None:
         assert counted.tokens_looked_up == len(KEYS) * 4
 
 
+def test_l2_a_repeated_miss_is_answered_from_memory() -> None:
+    with linked(options=replace(PATIENT, miss_seconds=60)) as rig:
+        rig.linker.lookup("a", rig.asked(KEYS))
+        rig.keep(KEYS)
+
+        assert rig.linker.lookup("a", rig.asked(KEYS)) == []
+        assert rig.linker.metrics.snapshot().events["repeated_lookups"] == 1
+
+
+def test_l2_a_waiting_request_finds_what_others_stored_meanwhile() -> None:
+    with linked(options=replace(PATIENT, miss_seconds=0.001)) as rig:
+        rig.linker.lookup("a", rig.asked(KEYS))
+        rig.keep(KEYS)
+
+        wait_for(lambda: bool(rig.linker.lookup("a", rig.asked(KEYS))), "a fresh answer")
+
+        assert rig.linker.lookup("a", rig.asked(KEYS))[-1] == 6
+        assert rig.linker.metrics.snapshot().closes
+
+
 def test_l2_another_question_of_the_same_request_is_asked_anew() -> None:
     with linked() as rig:
         rig.keep(KEYS)

@@ -22,6 +22,9 @@ class LinkerOptions:
     """From the offer; what is not stored then completes False."""
     hold_seconds: float = 30.0
     """How long an answer stays remembered, and its boundaries held, when nobody loads them."""
+    miss_seconds: float = 1.0
+    """How long an answer without boundaries stays remembered: a waiting request asks at every step,
+    and should find what others stored meanwhile."""
     quarantine_seconds: float = 60.0
     """How long a key that could not be read counts as missing."""
     quiesce_seconds: float = 5.0

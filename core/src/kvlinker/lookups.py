@@ -145,11 +145,14 @@ class LookupTable:
                 question=question,
                 boundaries=result.boundaries,
                 hold=search.hold,
-                expires=time.monotonic() + self._options.hold_seconds,
+                expires=time.monotonic() + self._remembered_seconds(result),
                 open_tokens=longest * page,
             ),
         )
         return result.boundaries
+
+    def _remembered_seconds(self, result: BoundaryResult) -> float:
+        return self._options.hold_seconds if result.boundaries else self._options.miss_seconds
 
     def _needs(self, resolution: Resolution) -> tuple[PoolNeed, ...]:
         sources, multiples = self._group.sources, self._group.page_multiples
