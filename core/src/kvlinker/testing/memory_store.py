@@ -267,9 +267,9 @@ class MemoryStore(Store):
         self._check_plan(plan)
         able = self._capabilities
         whole = int(plan.range_bytes.sum()) == plan.object_bytes
-        if not (able.whole_reads if whole else able.ranged_reads):
-            what = "whole objects" if whole else "ranges of objects"
-            msg = f"pool {plan.pool!r}: this store does not read {what}; see its capabilities"
+        # A range may be a whole object: a layer of a pool with one layer is.
+        if not (able.ranged_reads or (whole and able.whole_reads)):
+            msg = f"pool {plan.pool!r}: this store reads whole objects alone; see its capabilities"
             raise UnsupportedOperationError(msg)
 
     # ---- removing -----------------------------------------------------------------------------

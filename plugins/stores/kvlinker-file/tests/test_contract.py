@@ -7,7 +7,12 @@ from collections.abc import Callable
 import pytest
 from file_shelf import OpenStore, Shelf
 
-from kvlinker.errors import ContractError, StoreClosedError, TransferRevokedError
+from kvlinker.errors import (
+    ContractError,
+    StoreClosedError,
+    TransferRevokedError,
+    UnsupportedOperationError,
+)
 from kvlinker.store import Integrity, ReadStatus, WriteStatus
 from kvlinker.testing import FaultAccess, OpaqueMemory, Raise, Rule
 from kvlinker.testing.script import Call
@@ -396,12 +401,15 @@ def test_a_closed_session_reads_no_more(open_store: OpenStore, shelf: Shelf, key
         session.read(shelf.plan(1), shelf.access)
 
 
-def test_registering_memory_is_not_needed_and_harmless(open_store: OpenStore, shelf: Shelf) -> None:
+def test_memory_is_not_registered_and_a_caller_who_tries_is_told(
+    open_store: OpenStore, shelf: Shelf
+) -> None:
     store = open_store()
 
-    store.register([span.region for span in shelf.spans if span.region])
-    store.unregister()
+    with pytest.raises(UnsupportedOperationError, match="registers no memory"):
+        store.register([span.region for span in shelf.spans if span.region])
 
+    store.unregister()
     assert not store.capabilities.registers_memory
 
 
