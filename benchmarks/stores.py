@@ -21,7 +21,7 @@ import numpy as np
 from peers import LMCACHE, SGLANG
 
 from kvlinker.device import HostObjects
-from kvlinker.spans import BufferSpan
+from kvlinker.spans import BufferSpan, MemoryRegion
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class PageStore(ABC):
 
 
 def slots_of(pieces: Sequence[torch.Tensor]) -> HostObjects:
-    """Return pages in host memory as slots of one span; they lie at equal distances, in any order.
+    """Return pages in host memory as slots of one span, which keeps them; they lie at equal distances, in any order.
 
     Raises:
         RuntimeError: they do not.
@@ -73,11 +73,14 @@ def slots_of(pieces: Sequence[torch.Tensor]) -> HostObjects:
         msg = f"pages of {size} B do not lie at equal distances"
         raise RuntimeError(msg)
     slots = (starts - base) // stride
+    rows = int(slots.max()) + 1
+    region = MemoryRegion(base_ptr=base, size_bytes=(rows - 1) * stride + size, owner=tuple(pieces))
     span = BufferSpan(
         base_ptr=base,
-        rows=int(slots.max()) + 1,
+        rows=rows,
         row_bytes=size,
         row_stride=stride,
+        region=region,
         label="pieces",
     )
     return HostObjects(span=span, slots=slots)
