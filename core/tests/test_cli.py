@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cli_fakes import run
+from cli_fakes import run, write_cache
 
 from kvlinker import __version__
 from kvlinker.cli import main
+from kvlinker.cli.explain_command import fact_values
 from kvlinker.cli.quantities import amount, parse_bytes, parse_seconds
 from kvlinker.cli.screen import reporting_errors, screen
 from kvlinker.errors import ContractError
@@ -97,6 +99,44 @@ def test_a_reader_that_leaves_early_is_no_error(arguments: list[str]) -> None:
     assert "error: " not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["plugins", "--json"]])
+def test_a_closed_standard_output_is_no_error(arguments: list[str]) -> None:
+    program = (
+        "import os, subprocess, sys\n"
+        "command = [sys.executable, '-m', 'kvlinker', *sys.argv[1:]]\n"
+        "os.close(1)\n"
+        "sys.exit(subprocess.run(command).returncode)"
+    )
+
+    done = in_a_process(*arguments, program=program)
+
+    assert "Traceback" not in done.stderr
+    assert "error: " not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["plugins", "--json"]])
+def test_an_output_that_cannot_be_written_is_told_in_one_line(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "kvlinker", *arguments]
+
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+
+    assert done.returncode == 2
+    assert done.stderr == "error: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+def test_a_name_that_is_no_unicode_is_escaped(tmp_path: Path, options: list[str]) -> None:
+    path = write_cache(tmp_path)
+    described = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**described, "family": "\ud800"}), encoding="utf-8")
+
+    done = in_a_process("explain", str(path), *options)
+
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "\\ud800" in done.stdout
+
+
 def test_an_error_that_nobody_reports_is_a_bug_and_stays_one() -> None:
     def fail() -> None:
         raise ZeroDivisionError
@@ -113,10 +153,11 @@ def test_a_broken_pipe_is_left_to_the_program() -> None:
         reporting_errors(fail)()
 
 
+@pytest.mark.parametrize("columns", ["", "0", "00"])
 def test_output_that_goes_elsewhere_is_100_columns_wide(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("COLUMNS", columns)
 
     screen().print("word " * 60)
 
@@ -156,6 +197,15 @@ def test_time_is_read_with_a_unit(text: str, seconds: float) -> None:
 def test_what_is_no_quantity_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ContractError, match="is not a number of bytes such as 4096 or 20GiB"):
         parse_bytes(text)
+
+
+def test_a_quantity_beyond_all_numbers_is_refused() -> None:
+    with pytest.raises(ContractError, match="a number of 5000 digits is not a number of bytes"):
+        parse_bytes("9" * 5000)
+
+
+def test_a_fact_beyond_all_numbers_is_text() -> None:
+    assert fact_values([f"kv_scaled={'9' * 5000}"]) == {"kv_scaled": "9" * 5000}
 
 
 def test_time_needs_a_unit() -> None:

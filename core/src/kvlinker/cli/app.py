@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+import sys
 from collections.abc import Sequence
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, TextIO
 
 import typer
 
@@ -13,7 +17,7 @@ from kvlinker.cli.demo_command import demonstrate
 from kvlinker.cli.doctor_command import examine
 from kvlinker.cli.explain_command import explain_description
 from kvlinker.cli.plugins_command import show_plugins
-from kvlinker.cli.screen import screen
+from kvlinker.cli.screen import NOT_DONE, screen
 from kvlinker.cli.store_commands import make_store_app
 
 __all__ = ["make_app", "run"]
@@ -29,7 +33,25 @@ def run(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit."""
     # What a command has to say of a plugin is in its output; the log would say it twice.
     logging.basicConfig(level=logging.CRITICAL)
-    make_app()(arguments, prog_name="kvlinker")
+    _prepare_streams()
+    try:
+        make_app()(arguments, prog_name="kvlinker")
+    except OSError as error:  # help and version are written outside of any command
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(NOT_DONE)
+
+
+def _prepare_streams() -> None:
+    """Let the command write where the shell closed a stream, and any text: a name may be no valid Unicode."""
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")
 
 
 def make_app() -> typer.Typer:

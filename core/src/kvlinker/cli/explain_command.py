@@ -38,6 +38,8 @@ __all__ = ["explain_description", "fact_values"]
 
 _LENGTHS = {"32k": 32 << 10, "128k": 128 << 10, "1M": 1 << 20}
 """Prefix lengths in tokens whose totals are shown."""
+_MAX_DIGITS = 100
+"""Longest number that a fact may be; a longer one is text, and no known value."""
 _SHOWN = 3
 """Spans that are neither stored nor restored, before the others are only counted."""
 
@@ -140,7 +142,7 @@ def fact_values(facts: Sequence[str]) -> Mapping[str, Fact]:
         if not name or not text:
             msg = f"--fact takes NAME=VALUE, got {fact!r}"
             raise ContractError(msg)
-        values[name] = int(text) if text.isdecimal() else text
+        values[name] = int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else text
     return values
 
 

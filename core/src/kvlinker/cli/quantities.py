@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from kvlinker.errors import ContractError
@@ -62,4 +63,8 @@ def _scaled(text: str, units: dict[str, int], expected: str) -> float:
     if match is None or factor is None:
         msg = f"{text!r} is not {expected}"
         raise ContractError(msg)
-    return float(match[1]) * factor
+    scaled = float(match[1]) * factor
+    if not math.isfinite(scaled):
+        msg = f"a number of {len(match[1])} digits is not {expected}"
+        raise ContractError(msg)
+    return scaled

@@ -46,14 +46,16 @@ def screen() -> Console:
 
     It is as wide as the terminal, as COLUMNS says, or 100 columns where the output goes elsewhere.
     """
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    width = None if known else _WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    is_known = bool(columns.strip("0")) or (sys.stdout.isatty() and not columns)
+    width = None if is_known else _WIDTH
     return Console(file=sys.stdout, width=width, markup=False, emoji=False, highlight=False)
 
 
 def print_json(form: Json) -> None:
     """Write JSON to standard output, and nothing else."""
-    sys.stdout.write(json.dumps(form, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(form, indent=2) + "\n")
+    sys.stdout.flush()
 
 
 def plain_table(*names: str, text: str = "", numbers: tuple[str, ...] = ()) -> Table:
