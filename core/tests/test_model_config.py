@@ -357,6 +357,15 @@ def test_a_format_that_is_not_laid_out_is_refused() -> None:
         request.format_of("kv_format", "bf16", known=("bf16", "fp8"))
 
 
+def test_more_layers_than_any_model_has_are_refused_at_once() -> None:
+    most = ModelConfig(values={"model_type": "toy", "num_hidden_layers": 16384})
+    more = ModelConfig(values={"model_type": "toy", "num_hidden_layers": 10**9})
+
+    assert most.layers() == 16384
+    with pytest.raises(ContractError, match="'toy': num_hidden_layers must be at most 16384"):
+        more.layers()
+
+
 def test_a_request_refuses_numbers_that_are_none() -> None:
     plain = ModelConfigRequest()
 
@@ -364,5 +373,7 @@ def test_a_request_refuses_numbers_that_are_none() -> None:
         replace(plain, page_size=0)
     with pytest.raises(ContractError, match="draft_layers must be at least 0"):
         replace(plain, draft_layers=-1)
+    with pytest.raises(ContractError, match="draft_layers must be at most 16384"):
+        replace(plain, draft_layers=10**9)
     with pytest.raises(ContractError, match="fact 'rows' must be an integer"):
         ModelConfigRequest(facts={"rows": "8"}).number_of("rows", 8)

@@ -29,6 +29,8 @@ MADE_UP_DEVICE = "made-up"
 """Device of buffers that do not exist: no access copies to it or from it."""
 MADE_UP_PAGES = 1024
 """Pages of made-up pools; what a page costs does not depend on it."""
+_MAX_LAYERS = 1 << 14
+"""No model comes near; a wrong number must not cost hours and all memory."""
 _FIRST_ADDRESS = 1 << 40
 _ALIGNMENT = 1 << 12
 
@@ -74,6 +76,16 @@ class ModelConfig:
         """
         value = self.values.get(name) if self.has(name) else default
         return as_integer(value, f"model type {self.model_type!r}: {name}", at_least=1)
+
+    def layers(self) -> int:
+        """Return num_hidden_layers.
+
+        Raises:
+            ContractError: it is missing, no integer, or no number of layers that a model has.
+        """
+        what = f"model type {self.model_type!r}: num_hidden_layers"
+        count = self.integer("num_hidden_layers")
+        return as_integer(count, what, at_most=_MAX_LAYERS)
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return whether something holds.
@@ -197,7 +209,9 @@ class ModelConfigRequest:
         if self.page_size is not None:
             size = as_integer(self.page_size, "a request's page_size", at_least=1)
             object.__setattr__(self, "page_size", size)
-        drafts = as_integer(self.draft_layers, "a request's draft_layers", at_least=0)
+        drafts = as_integer(
+            self.draft_layers, "a request's draft_layers", at_least=0, at_most=_MAX_LAYERS
+        )
         object.__setattr__(self, "draft_layers", drafts)
         checked = DescribeRequest(page_size=1, facts=self.facts).facts
         object.__setattr__(self, "facts", checked)

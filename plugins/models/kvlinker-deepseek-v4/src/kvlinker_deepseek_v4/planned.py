@@ -105,7 +105,7 @@ def compress_ratios(config: ModelConfig) -> tuple[int, ...]:
     Raises:
         ContractError: the configuration does not say it for each layer.
     """
-    layers = config.integer("num_hidden_layers")
+    layers = config.layers()
     ratios = config.integers("compress_ratios")
     if ratios is None:
         kinds = config.names("layer_types", count=layers) or ()

@@ -84,7 +84,7 @@ def index_owners(config: ModelConfig) -> tuple[bool, ...]:
     Raises:
         ContractError: there is not one kind for each layer.
     """
-    layers = config.integer("num_hidden_layers")
+    layers = config.layers()
     kinds = config.names("indexer_types", count=layers) or config.letters("index_topk_pattern")
     if kinds is None:
         every = config.integer("index_topk_freq", default=1)

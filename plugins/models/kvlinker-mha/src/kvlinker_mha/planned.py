@@ -47,7 +47,7 @@ def describe(config: ModelConfig, request: ModelConfigRequest) -> KVCacheDescrip
         UnsupportedKVCacheError: layers look through a window, or the request has another format.
     """
     _refuse_windows(config)
-    page_size, layers = request.page_size or PAGE_SIZE, config.integer("num_hidden_layers")
+    page_size, layers = request.page_size or PAGE_SIZE, config.layers()
     kv_format = request.format_of("kv_format", config.value_format(), known=VALUE_BYTES)
     kv_layout = request.format_of("kv_layout", "token_major", known=ROWS_ARE_PAGES)
     slot_bytes = _kv_heads(config) * _head_dim(config) * VALUE_BYTES[kv_format]
@@ -83,7 +83,7 @@ def _head_dim(config: ModelConfig) -> int:
 
 def _refuse_windows(config: ModelConfig) -> None:
     """Refuse models of which an engine keeps the last tokens alone in some layers."""
-    layers = config.integer("num_hidden_layers")
+    layers = config.layers()
     kinds = set(config.names("layer_types", count=layers) or ())
     if others := sorted(kinds - {"full_attention"}):
         msg = (

@@ -24,7 +24,7 @@ def describe(config: ModelConfig, request: ModelConfigRequest) -> KVCacheDescrip
         UnsupportedKVCacheError: the value format is not laid out here.
     """
     page_size = request.page_size or PAGE_SIZE
-    layers = config.integer("num_hidden_layers")
+    layers = config.layers()
     values = config.integer("kv_lora_rank") + config.integer("qk_rope_head_dim")
     known = (*VALUE_BYTES, PACKED)
     kv_format = request.format_of("kv_format", config.value_format(), known=known)
