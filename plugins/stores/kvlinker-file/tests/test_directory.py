@@ -106,6 +106,16 @@ def test_a_marker_of_something_else_is_refused(
         open_store()
 
 
+def test_a_pipe_in_the_place_of_the_marker_is_refused_and_not_waited_for(
+    open_store: OpenStore, folder: Path
+) -> None:
+    folder.mkdir()
+    os.mkfifo(folder / "kvlinker-file.json")
+
+    with pytest.raises(StoreFormatError, match="does not say 'kvlinker-file'"):
+        open_store()
+
+
 def test_another_format_version_is_refused_with_both_versions(
     open_store: OpenStore, folder: Path
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_missing_option_is_named(tmp_path: Path, missing: str) -> None:
     ("option", "value", "message"),
     [
         ("capacity", "1MiB", "capacity must be at least 2097152 B"),
+        ("capacity", 10**30, r"capacity must be at most 1152921504606846976 B \(1024 PiB\)"),
         ("segment_size", "1kB", "segment_size must be 0 or between 262144 B and the capacity"),
         ("segment_size", "2GiB", "segment_size must be 0 or between"),
         ("durability", "always", r"durability must be one of \['process', 'disk'\], got 'always'"),
@@ -65,9 +66,14 @@ def test_a_missing_option_is_named(tmp_path: Path, missing: str) -> None:
         ("self_test", "yes", "self_test must be true or false, got 'yes'"),
         ("close_seconds", 0, "close_seconds must be a positive number"),
         ("close_seconds", float("inf"), "close_seconds must be a positive number"),
+        ("close_seconds", float("nan"), "close_seconds must be a positive number"),
+        ("close_seconds", 10**400, "close_seconds must be a positive number of seconds, at most a"),
+        ("close_seconds", True, "close_seconds must be a positive number"),
         ("close_seconds", "3", "close_seconds must be a positive number"),
         ("path", "", "path must name a directory"),
         ("path", 3, "path must name a directory"),
+        ("path", "a\0b", "path must name a directory, and .* holds a zero byte"),
+        ("path", "~no such user/kv", "begins with the home of a user whom this machine does not"),
     ],
 )
 def test_wrong_values_are_refused(tmp_path: Path, option: str, value: object, message: str) -> None:

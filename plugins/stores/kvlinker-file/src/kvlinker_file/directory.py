@@ -144,7 +144,9 @@ class StoreDirectory:
             raise StoreFormatError(msg)
 
     def _check_marker(self) -> None:
-        descriptor = os.open(_MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        # Not blocking: the opening of a pipe that nobody writes to would never end.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(_MARKER, flags, dir_fd=self._fd)
         try:
             content = os.read(descriptor, _MAX_MARKER_BYTES)
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -23,12 +22,14 @@ _UNITS = {
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 _MIN_CAPACITY = 2 << 20
+_MAX_CAPACITY = 1 << 60
 _MIN_SEGMENT = 64 << 10
 _AUTO_SEGMENTS = 64
 """Segments that a full store has by default: small enough to move between object classes, few enough to map."""
 _MAX_SEGMENTS = 4096
 """Each one costs a mapping and a descriptor."""
 _PAGE = 4096
+_MAX_CLOSE_SECONDS = 86_400.0
 
 
 class Durability(Enum):
@@ -81,6 +82,9 @@ class FileStoreOptions:
         if self.capacity < _MIN_CAPACITY:
             msg = f"capacity must be at least {_MIN_CAPACITY} B (2 MiB), got {self.capacity}"
             raise ContractError(msg)
+        if self.capacity > _MAX_CAPACITY:
+            msg = f"capacity must be at most {_MAX_CAPACITY} B (1024 PiB), got {self.capacity}"
+            raise ContractError(msg)
         size = size or max(_MIN_SEGMENT, self.capacity // _AUTO_SEGMENTS)
         if not _MIN_SEGMENT <= size <= self.capacity or self.capacity // size > _MAX_SEGMENTS:
             low = max(_MIN_SEGMENT, self.capacity // _MAX_SEGMENTS)
@@ -93,8 +97,9 @@ class FileStoreOptions:
                 msg = f"{name} must be true or false, got {value!r}"
                 raise ContractError(msg)
         seconds: object = self.close_seconds
-        if not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds <= 0:
-            msg = f"close_seconds must be a positive number of seconds, got {seconds!r}"
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not is_number or not 0 < self.close_seconds <= _MAX_CLOSE_SECONDS:
+            msg = f"close_seconds must be a positive number of seconds, at most a day, got {seconds!r}"
             raise ContractError(msg)
 
     @classmethod
@@ -121,7 +126,17 @@ def _path(value: object) -> Path:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         msg = f"path must name a directory, got {value!r}"
         raise ContractError(msg)
-    return Path(os.fsdecode(value)).expanduser().absolute()
+    text = os.fsdecode(value)
+    if "\0" in text:
+        msg = f"path must name a directory, and {text!r} holds a zero byte"
+        raise ContractError(msg)
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        msg = (
+            f"path {text!r} begins with the home of a user whom this machine does not know: {error}"
+        )
+        raise ContractError(msg) from error
 
 
 def _durability(value: object) -> Durability:
