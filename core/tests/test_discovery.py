@@ -489,10 +489,10 @@ def test_b106_configuration_is_passed_by_name(site: FakeSite) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "text"),
     [
-        (PluginKind.STORE, "mooncake", "'mooncake', .*; try: pip install kvlinker-mooncake$"),
-        (PluginKind.STORE, "moncake", "did you mean mooncake.*pip install kvlinker-mooncake$"),
+        (PluginKind.STORE, "file", "'file', .*; try: pip install kvlinker-file$"),
+        (PluginKind.STORE, "fle", "did you mean file.*pip install kvlinker-file$"),
         (PluginKind.MODEL, "deepseek_v4", "try: pip install kvlinker-deepseek-v4$"),
-        (PluginKind.ENGINE, "sglang", "try: pip install kvlinker-sglang$"),
+        (PluginKind.ENGINE, "transformers", "try: pip install kvlinker-transformers$"),
         (
             PluginKind.STORE,
             "zzz",

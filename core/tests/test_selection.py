@@ -482,15 +482,15 @@ def test_without_a_description_the_error_has_every_adapter_s_reason(site: FakeSi
     )
 
     with pytest.raises(UnsupportedKVCacheError) as caught:
-        describe_cache("sglang", 3, request(), registry=registry)
+        describe_cache("transformers", 3, request(), registry=registry)
 
     assert str(caught.value).splitlines() == [
-        "no engine adapter describes this KV cache of 'sglang' (builtins.int)",
+        "no engine adapter describes this KV cache of 'transformers' (builtins.int)",
         "  a (fake_plugin as a module): declined",
         "  b (fake_plugin as a module): describe_kv_cache raised ZeroDivisionError: division by zero",
         "  c (fake_plugin as a module): refuses it: HiSparse is not supported",
         "  d (fake_plugin as a module): describe_kv_cache returned int, expected KVCacheDescription",
-        "try: pip install kvlinker-sglang",
+        "try: pip install kvlinker-transformers",
     ]
     assert isinstance(caught.value.__cause__, PluginError)
     assert site.installed("a") == []

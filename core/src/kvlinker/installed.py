@@ -68,12 +68,12 @@ class PluginStatus(Enum):
 
 OFFICIAL_PLUGINS: Mapping[PluginKind, tuple[str, ...]] = MappingProxyType(
     {
-        PluginKind.MODEL: ("deepseek_v4", "dsa", "mamba", "mha", "mla", "swa"),
-        PluginKind.STORE: ("file", "mooncake", "nixl", "redis", "s3"),
-        PluginKind.ENGINE: ("sglang", "transformers"),
+        PluginKind.MODEL: ("deepseek_v4", "dsa", "mha", "mla"),
+        PluginKind.STORE: ("file",),
+        PluginKind.ENGINE: ("transformers",),
     }
 )
-"""Names that this project provides, for hints in messages and nothing else."""
+"""Names that this project provides, for hints in messages and nothing else; never one that anybody could take."""
 
 
 def normalize(distribution: str) -> str:

@@ -14,6 +14,7 @@ import secrets
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -353,11 +354,13 @@ class Linker:
             namespace: the new one, where the engine's weights changed. One that no key can be made
                 of begins an epoch of unknown weights: nothing stored before is found.
         """
-        self._loads.reset()
-        self._offloads.reset()
-        self._lookups.clear()
-        if namespace is not None:
-            self._change_keys(namespace)
+        # Last in, first out; each step is taken whatever became of the ones before it.
+        with ExitStack() as steps:
+            if namespace is not None:
+                steps.callback(self._change_keys, namespace)
+            steps.callback(self._lookups.clear)
+            steps.callback(self._offloads.reset)
+            steps.callback(self._loads.reset)
 
     def _change_keys(self, namespace: KeyNamespace) -> None:
         try:
@@ -376,16 +379,17 @@ class Linker:
             return
         self._closed = True
         atexit.unregister(self._at_exit)
-        self._loads.close()
-        self._offloads.close()
-        self._lookups.close()
+        with ExitStack() as steps:
+            steps.callback(self._let_go)
+            steps.callback(self._lookups.close)
+            steps.callback(self._offloads.close)
+            steps.callback(self._loads.close)
+
+    def _let_go(self) -> None:
         if self._store.capabilities.registers_memory:
             self._cleanup.later(self._raw_store.unregister, what="close")
-        seconds = self.options.quiesce_seconds
-        if not self._cleanup.close(seconds):
-            self.failures.report(
-                "close", f"the store did not let go of everything within {seconds} s"
-            )
+        if not self._cleanup.close(self.options.quiesce_seconds):
+            self.failures.report("close", "the store did not let go of everything in time")
 
 
 def _close_at_exit(reference: weakref.ref[Linker], process: int) -> None:
