@@ -47,7 +47,7 @@ WHY_MISSED = {
     "plans": "A plan costs the same at any number of pages, and the reference what its pages cost: with few pages the "
     "fixed cost of a call for each pool and layer is all there is.",
     "expanded": "With few pages the fixed cost of some numpy calls for each pool and layer is all there is.",
-    "lowered": "Most of the time is the collector's, which walks the lists that both keep for all layers; rows with the "
+    "lowered": "Most of it is the collector's time, which walks the lists that both keep of all layers; rows with the "
     "collector off show what making them takes.",
 }
 
