@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from kvlinker.errors import UnsupportedOperationError
 from kvlinker.hookspecs import DemoRequest
 from kvlinker_transformers.demo.cases import CASES, DemoCase, demo_text
 from kvlinker_transformers.demo.comparison import differences
+from kvlinker_transformers.demo.processes import run_process
 from kvlinker_transformers.demo.records import Logits, Part, Progress, RunRecord
 from kvlinker_transformers.demo.show import show
 
@@ -55,6 +58,32 @@ def test_a_new_process_goes_on_with_what_another_one_stored(tmp_path: Path) -> N
     assert "46 objects" in done.stdout
     assert done.stdout.rstrip().endswith("The model went on exactly as without a restore.")
     assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 100
+
+
+def processes_about(folder: Path) -> list[bytes]:
+    """Return the command lines of processes that were given a folder."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            lines.append(path.read_bytes())
+    return [line for line in lines if os.fsencode(folder) in line]
+
+
+def test_an_interruption_leaves_no_process_that_goes_on_writing(tmp_path: Path) -> None:
+    folder = tmp_path / "interrupted"
+    folder.mkdir()
+    seen: list[int] = []
+
+    def interrupt(progress: Progress) -> None:
+        del progress
+        seen.append(len(processes_about(folder)))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_process(CASES["dsa"], Part.READ, folder, interrupt)
+
+    assert seen == [1]
+    assert processes_about(folder) == []
 
 
 def flip_one_bit(case: DemoCase, folder: Path) -> None:

@@ -52,8 +52,13 @@ def run_process(
             env={**os.environ, **_ENVIRONMENT},
         )
         with child:
-            for line in child.stdout or ():
-                on_step(Progress.from_line(line))
+            try:
+                for line in child.stdout or ():
+                    on_step(Progress.from_line(line))
+            except BaseException:
+                child.kill()  # or it would fill the folder after it was deleted
+                child.wait()
+                raise
     if child.returncode:
         output = log.read_text(encoding="utf-8", errors="replace").splitlines()
         end = "\n".join(output[-_SHOWN_LINES:])
