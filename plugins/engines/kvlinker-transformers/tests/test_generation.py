@@ -307,6 +307,15 @@ def test_a_generation_without_a_token_is_refused(
         engine.generate(prompt, max_new_tokens=new)
 
 
+@pytest.mark.parametrize("new", [1.5, "2", True])
+def test_a_length_that_would_never_be_reached_is_refused(make_model: MakeModel, new: int) -> None:
+    model = make_model("llama")
+    engine = PagedEngine(model, pools_for_config(model.config, pages=4))
+
+    with pytest.raises(ContractError, match="max_new_tokens must be an integer, got"):
+        engine.generate([1], max_new_tokens=new)
+
+
 @pytest.mark.parametrize("token", [-1, 512, True, 1.5])
 def test_a_token_that_the_model_does_not_know_is_refused(make_model: MakeModel, token: int) -> None:
     model = make_model("llama")

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from kvlinker.discovery import load_plugins
 from kvlinker.errors import ContractError
+from kvlinker.integers import as_integer
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker, LinkerOptions
 from kvlinker.registry import PluginRegistry
@@ -229,7 +230,8 @@ class PagedEngine:
         self, prompt_ids: Sequence[int], max_new_tokens: int, salt: str | None, adapter: str | None
     ) -> PageKeyChain:
         """Return the page keys of a prompt that can be continued."""
-        if not len(prompt_ids) or max_new_tokens < 1:
+        # A fraction would never be reached.
+        if not len(prompt_ids) or as_integer(max_new_tokens, "max_new_tokens") < 1:
             msg = (
                 f"a generation needs at least one prompt token and one new token, "
                 f"got {len(prompt_ids)} and {max_new_tokens}"
