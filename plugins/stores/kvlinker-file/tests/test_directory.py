@@ -83,6 +83,20 @@ def test_a_directory_that_others_can_read_is_closed_to_them(
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
+def test_a_directory_that_everybody_writes_to_is_refused_and_left_as_it_is(
+    open_store: OpenStore, folder: Path, mode: int
+) -> None:
+    folder.mkdir()
+    folder.chmod(mode)
+
+    with pytest.raises(StoreFormatError, match="everybody may write there"):
+        open_store()
+
+    assert stat.S_IMODE(folder.stat().st_mode) == mode
+    assert list(folder.iterdir()) == []
+
+
 def test_a_directory_that_is_not_ours_is_refused_and_left_as_it_is(
     open_store: OpenStore, folder: Path
 ) -> None:

@@ -167,6 +167,12 @@ class StoreDirectory:
 
     def _lock(self) -> None:
         mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
+        if mode & (stat.S_ISVTX | stat.S_IWOTH):
+            msg = (
+                f"file store {self.path}: everybody may write there (mode {mode:04o}); name a directory "
+                f"that is the store's alone, such as {self.path / 'kvlinker'}"
+            )
+            raise StoreFormatError(msg)
         if mode & 0o077:
             os.fchmod(self._fd, 0o700)
         lock = self._keep(os.open(_LOCK, _FILE_FLAGS | os.O_CREAT, mode=0o600, dir_fd=self._fd))
