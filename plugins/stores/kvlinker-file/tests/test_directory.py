@@ -230,7 +230,14 @@ except StoreError as error:
 """
     folder.mkdir()
     run = [sys.executable, "-c", script, str(folder)]
-    mount = ["/usr/bin/env", "unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o ro none "$0" && "$@"']
+    mount = [
+        "/usr/bin/env",
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o ro,mode=700 none "$0" && "$@"',
+    ]
     answer = subprocess.run(
         [*mount, str(folder), *run], capture_output=True, text=True, check=False
     )

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parent / "full_disk.py"
 
 def run_on_small_disk(folder: Path, what: str, *, mib: int) -> str:
     """Run the script on a file system of a few MiB of its own."""
-    mount = f'mount -t tmpfs -o size={mib}m none "$0" && exec "$@"'
+    mount = f'mount -t tmpfs -o size={mib}m,mode=700 none "$0" && exec "$@"'
     command = ["/usr/bin/env", "unshare", "-rm", "sh", "-c", mount, str(folder)]
     run = [sys.executable, str(SCRIPT), str(folder), what]
     answer = subprocess.run([*command, *run], capture_output=True, text=True, check=False)
