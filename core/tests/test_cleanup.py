@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -80,6 +81,25 @@ def test_l10_closing_lets_queued_releases_run() -> None:
     assert not place.cleanup.later(lambda: done.append(2))
     wait_for(lambda: not threads_named("kvlinker-cleanup"), "the end of the thread")
     assert done == [1]
+
+
+def test_l3_what_was_taken_runs_also_while_it_closes() -> None:
+    place, done, taken = Place(), list[int](), list[bool]()
+
+    def refused() -> bool:
+        taken.append(place.cleanup.later(lambda: done.append(1)))
+        return not taken[-1]
+
+    with ThreadPoolExecutor(1) as pool, Gate() as gate:
+        place.cleanup.later(gate.pass_through)
+        gate.wait_for_arrivals()
+        closing = pool.submit(place.cleanup.close, 30)
+        wait_for(refused, "the close")
+        gate.open()
+
+        assert closing.result()
+
+    assert len(done) == taken.count(True)
 
 
 def test_l10_closing_does_not_wait_for_a_release_that_hangs() -> None:

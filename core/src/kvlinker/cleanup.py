@@ -36,11 +36,4 @@ class Cleanup:
 
     def close(self, seconds: float) -> bool:
         """Let what is queued run for at most `seconds`, and end the thread; False if it did not. Idempotent."""
-        end = self._lane.submit(_nothing)
-        ended = end.wait(seconds) and not end.was_dropped
-        self._lane.close(0)
-        return ended
-
-
-def _nothing() -> None:
-    """Mark the end of the queue."""
+        return self._lane.finish(seconds)

@@ -172,17 +172,21 @@ class Lane:
         So it is on a closed lane, on one whose threads all hang, and in a forked child, which has no threads.
         """
         task = LaneTask(run)
-        crew = self._crew
         if self._process != os.getpid():
             task.drop()
             return task
-        with crew.lock:
-            self._leave_overdue()
-            if crew.closed or len(crew.abandoned) >= self._max_abandoned:
-                task.drop()
-            else:
-                crew.add(task)
+        with self._crew.lock:
+            self._take(task)
         return task
+
+    def _take(self, task: LaneTask) -> None:
+        """Queue a task or drop it; the caller holds the lock."""
+        crew = self._crew
+        self._leave_overdue()
+        if crew.closed or len(crew.abandoned) >= self._max_abandoned:
+            task.drop()
+        else:
+            crew.add(task)
 
     def _leave_overdue(self) -> None:
         worker, limit = self._crew.worker, self._task_seconds
@@ -217,6 +221,18 @@ class Lane:
         with crew.lock:
             if crew.worker is not None and crew.worker.task is task:
                 self._leave(crew.worker)
+
+    def finish(self, seconds: float) -> bool:
+        """Take no more tasks, run those that were taken, and close; False if that takes longer."""
+        last = LaneTask.unsubmitted()
+        if self._process == os.getpid():
+            with self._crew.lock:
+                self._take(last)
+                # In the same step: whoever comes later is told so, and lets go of things by itself.
+                self._crew.closed = True
+            last.wait(seconds)
+        ended = last.has_ended and not last.was_dropped
+        return self.close(0) and ended
 
     def close(self, seconds: float) -> bool:
         """Drop what is queued and wait for what runs; False if it still runs when the time is over."""
