@@ -198,6 +198,12 @@ class LinkerMachine(RuleBasedStateMachine):
         """Forget a request between lookup and load, and say nothing, as engines do."""
         self.engine.books.lookups.pop(rid, None)
 
+    @rule(rid=_RIDS, chain=st.integers(0, 2), choice=_NUMBERS)
+    def look_load_and_cancel(self, rid: str, chain: int, choice: int) -> None:
+        self.engine.lookup(rid, chain, CHAIN_PAGES)
+        self.engine.load(rid, choice)
+        self.engine.cancel(rid)
+
     @rule(rid=_RIDS)
     def cancel(self, rid: str) -> None:
         self.engine.cancel(rid)
