@@ -15,6 +15,7 @@ from kvlinker.layouts import (
     draft_count,
     pool_entry,
     pool_group,
+    require_facts,
     require_paged_pools,
     require_roles,
     ride_along,
@@ -60,6 +61,7 @@ class PairStrategy:
 
     def check(self, description: KVCacheDescription) -> None:
         self.check_roles(description)
+        self.check_facts(description)
         self.check_pools(description)
         self.check_drafts(description)
         for role in ("keys", "index", "state"):
@@ -67,6 +69,9 @@ class PairStrategy:
 
     def check_roles(self, description: KVCacheDescription) -> None:
         require_roles(description, required=["keys", "index", "state"], optional=["draft_keys"])
+
+    def check_facts(self, description: KVCacheDescription) -> None:
+        require_facts(description, known=["kv_format"])
 
     def check_pools(self, description: KVCacheDescription) -> None:
         require_paged_pools(description, "kv", "swa")

@@ -113,6 +113,11 @@ class TakesEveryBuffer(PairStrategy):
         return
 
 
+class TakesEveryFact(PairStrategy):
+    def check_facts(self, _: KVCacheDescription) -> None:
+        return
+
+
 class RaisesForBuffersItDoesNotKnow(PairStrategy):
     def check_roles(self, description: KVCacheDescription) -> None:
         assert set(description.buffers) <= {"keys", "index", "state", "draft_keys"}
@@ -237,6 +242,7 @@ WRONG: list[tuple[str, PairStrategy, str]] = [
     ("other_families", TakesEveryFamily(), "takes a cache of the family 'kvlinker_kit_unknown'"),
     ("s1_buffers_that_it", TakesEveryBuffer(), "takes a cache with the unknown buffers"),
     ("s1_buffers_that_it", RaisesForBuffersItDoesNotKnow(), "raises AssertionError.*KVLinkerError"),
+    ("facts_that_it_does_not", TakesEveryFact(), "takes a cache with the unknown fact"),
     ("b02_a_cache_without", NeedsNoState(), "takes a cache without its buffers 'state'"),
     ("b08_drafts", IgnoresDrafts(), "that states 1 draft layers and describes 0"),
     ("b96_page_sizes", IgnoresPageSizes(), "takes a cache of pages of 2 slots under .* of 4"),

@@ -23,6 +23,7 @@ from kvlinker.layouts import (
     integer_fact,
     pool_entry,
     pool_group,
+    require_facts,
     require_paged_pools,
     require_roles,
     require_row_bytes,
@@ -117,6 +118,14 @@ def test_facts_are_returned_with_their_type() -> None:
     assert text_fact(description, "format") == text_fact(description, "format", known=["bf16"])
     assert integer_fact(description, "ring") == integer_fact(description, "ring", known=(8, 16))
     assert (text_fact(description, "format"), integer_fact(description, "ring")) == ("bf16", 8)
+
+
+def test_an_unknown_fact_is_refused_with_its_value_and_drafts_are_known_to_everybody() -> None:
+    description = describe(facts={"format": "bf16", "kv_scaled": 1, "draft_layers": 0})
+
+    with pytest.raises(UnsupportedKVCacheError, match=r"facts \{'kv_scaled': 1\} are unknown here"):
+        require_facts(description, known=["format"])
+    require_facts(description, known=["format", "kv_scaled"])
 
 
 def test_a_missing_fact_is_refused_and_never_guessed() -> None:

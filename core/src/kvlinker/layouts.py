@@ -19,6 +19,7 @@ __all__ = [
     "integer_fact",
     "pool_entry",
     "pool_group",
+    "require_facts",
     "require_paged_pools",
     "require_roles",
     "require_row_bytes",
@@ -54,6 +55,25 @@ def require_roles(
             f"restore a part of the cache; the engine adapter must describe every persistent buffer"
         )
         raise ContractError(msg)
+
+
+def require_facts(description: KVCacheDescription, *, known: Collection[str]) -> None:
+    """Refuse a description with a fact that the plugin does not read: it may say that bytes mean something else.
+
+    Args:
+        description: the cache.
+        known: names of the facts that the plugin reads; `draft_layers` need not be among them.
+
+    Raises:
+        UnsupportedKVCacheError: a fact is unknown.
+    """
+    if unknown := sorted(description.facts.keys() - {*known, DRAFT_LAYERS}):
+        stated = {name: description.facts[name] for name in unknown}
+        msg = (
+            f"family {description.family!r}: facts {stated} are unknown here, and may change what the bytes "
+            f"mean; known are {sorted(known)}; install a plugin that reads them"
+        )
+        raise UnsupportedKVCacheError(msg)
 
 
 def text_fact(

@@ -55,12 +55,14 @@ __all__ = [
     "check_shifted_stage",
     "check_stages",
     "check_unchanged",
+    "check_unknown_fact",
     "check_unknown_role",
 ]
 
 STRANGE_FAMILY = "kvlinker_kit_unknown"
 """A family that nobody lays out."""
 _STRANGE_ROLE = "kvlinker_kit_unknown"
+_STRANGE_FACT = "kvlinker_kit_unknown"
 _FIRST_LAYER = 5
 
 
@@ -108,6 +110,15 @@ def check_unknown_role(plugin: ModelHooks, example: CacheExample) -> None:
         plugin,
         replace(description, buffers=buffers),
         f"with the unknown buffers {_STRANGE_ROLE!r}, which would not be restored",
+    )
+
+
+def check_unknown_fact(plugin: ModelHooks, example: CacheExample) -> None:
+    """Fail unless a fact that no strategy can know keeps the plugin from taking the cache."""
+    check_refused(
+        plugin,
+        with_facts(example.made_up(), **{_STRANGE_FACT: 1}),
+        f"with the unknown fact {_STRANGE_FACT!r}, which may change what its bytes mean",
     )
 
 

@@ -111,6 +111,10 @@ class ModelPluginTests(KitTests):
         """A cache with more buffers is another cache, and would lose them."""
         checks.check_unknown_role(self.plugin, cache)
 
+    def test_facts_that_it_does_not_know_are_refused(self, cache: CacheExample) -> None:
+        """What an engine states beyond what the plugin reads may change what the bytes mean."""
+        checks.check_unknown_fact(self.plugin, cache)
+
     def test_b02_a_cache_without_one_of_its_buffers_is_refused(self, cache: CacheExample) -> None:
         """What an adapter forgot is not silently left out of every page."""
         checks.check_every_role_is_needed(self.plugin, cache)

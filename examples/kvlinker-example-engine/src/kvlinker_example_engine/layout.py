@@ -8,6 +8,7 @@ from kvlinker.layouts import (
     draft_count,
     pool_entry,
     pool_group,
+    require_facts,
     require_paged_pools,
     require_roles,
     role_spans,
@@ -31,6 +32,7 @@ def check_tiles(description: KVCacheDescription) -> None:
         KVLinkerError: the cache is not laid out here; the text says why.
     """
     require_roles(description, required=ROLES)
+    require_facts(description, known=["tile_format"])
     require_paged_pools(description, KV)
     # An engine that states draft layers keeps KV for them; here is no buffer for it, so only none is fine.
     draft_count(description, "draft_tiles")

@@ -14,6 +14,7 @@ from kvlinker.layouts import (
     integer_fact,
     pool_entry,
     pool_group,
+    require_facts,
     require_paged_pools,
     require_roles,
     role_spans,
@@ -81,6 +82,8 @@ def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoo
 def _blocks_per_page(description: KVCacheDescription) -> int:
     """Return the blocks in a page, after refusing everything that would restore other bytes than were stored."""
     require_roles(description, required=["blocks"])
+    # What the engine states beyond this may change what the bytes mean.
+    require_facts(description, known=["block_size", "kv_format"])
     require_paged_pools(description, KV)
     # An engine that states draft layers keeps KV for them; here is no buffer for it, so only none is fine.
     draft_count(description, "draft_blocks")

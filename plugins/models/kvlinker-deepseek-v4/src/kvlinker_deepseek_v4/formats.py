@@ -7,12 +7,24 @@ from dataclasses import dataclass
 
 from kvlinker.description import Fact, KVCacheDescription
 from kvlinker.errors import ContractError, UnsupportedKVCacheError
-from kvlinker.layouts import integer_fact, text_fact
+from kvlinker.layouts import integer_fact, require_facts, text_fact
 from kvlinker_deepseek_v4.mappings import C128_RATIO
 
 __all__ = ["V4Formats", "read_formats"]
 
 FAMILY = "deepseek_v4"
+FACTS = (
+    "kv_format",
+    "indexer_format",
+    "state_format",
+    "state_ring_rows",
+    "swa_page_size",
+    "swa_physical_page_size",
+    "unified_kv",
+    "hisparse",
+    "c128_state_persistent",
+)
+"""What a description states; another fact may change what the bytes mean."""
 HEAD_VALUES, INDEX_VALUES = 512, 128
 """Values of a KV head and of an index key (config.json of DeepSeek V4: head_dim, index_head_dim)."""
 STATE_VALUES_PER_VALUE = 4
@@ -92,6 +104,7 @@ def read_formats(description: KVCacheDescription) -> V4Formats:
         ContractError: a fact is missing, or page sizes differ; the message has both.
         UnsupportedKVCacheError: a format, or a way of keeping the cache, is not laid out here.
     """
+    require_facts(description, known=FACTS)
     _refuse_other_ways(description)
     _check_swa_pages(description)
     return V4Formats(

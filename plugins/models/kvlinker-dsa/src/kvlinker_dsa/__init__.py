@@ -13,6 +13,7 @@ from kvlinker.layouts import (
     draft_count,
     pool_entry,
     pool_group,
+    require_facts,
     require_paged_pools,
     require_roles,
     require_row_bytes,
@@ -23,7 +24,7 @@ from kvlinker.layouts import (
 from kvlinker.pools import KV, DevicePoolGroup
 from kvlinker.spans import BufferSpan
 from kvlinker_dsa import planned
-from kvlinker_dsa.formats import FAMILY, INDEX_BYTES, ROW_BYTES
+from kvlinker_dsa.formats import FACTS, FAMILY, INDEX_BYTES, ROW_BYTES
 
 __all__ = [
     "build_direct_linker_pool_group",
@@ -152,6 +153,7 @@ def _why_left_out(facts: LayerFacts, span: BufferSpan) -> str:
 
 
 def _check(description: KVCacheDescription) -> None:
+    require_facts(description, known=FACTS)
     require_roles(description, required=("kv", "index_k"), optional=("draft_kv", "draft_index_k"))
     require_paged_pools(description, KV)
     drafts = draft_count(description, "draft_kv", "draft_index_k")

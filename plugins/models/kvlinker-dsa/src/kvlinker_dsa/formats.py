@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 __all__ = [
+    "FACTS",
     "FAMILY",
     "INDEX_BYTES",
     "INDEX_VALUES",
@@ -15,6 +16,8 @@ __all__ = [
 ]
 
 FAMILY = "dsa"
+FACTS = ("kv_format", "index_format")
+"""What a description states; another fact may change what the bytes mean."""
 LATENT_VALUES, ROPE_VALUES, INDEX_VALUES = 512, 64, 128
 """config.json of DeepSeek V3.2: kv_lora_rank, qk_rope_head_dim, index_head_dim."""
 ROW_BYTES: Mapping[str, int] = MappingProxyType(

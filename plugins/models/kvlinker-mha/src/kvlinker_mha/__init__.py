@@ -14,6 +14,7 @@ from kvlinker.layouts import (
     integer_fact,
     pool_entry,
     pool_group,
+    require_facts,
     require_paged_pools,
     require_roles,
     ride_along,
@@ -22,7 +23,7 @@ from kvlinker.layouts import (
 )
 from kvlinker.pools import KV, DevicePoolGroup
 from kvlinker_mha import planned
-from kvlinker_mha.formats import FAMILY, ROWS_ARE_PAGES, SCALES, VALUES
+from kvlinker_mha.formats import FACTS, FAMILY, ROWS_ARE_PAGES, SCALES, VALUES
 
 __all__ = [
     "build_direct_linker_pool_group",
@@ -138,6 +139,7 @@ def _is_scaled(description: KVCacheDescription) -> bool:
 
 
 def _check(description: KVCacheDescription) -> None:
+    require_facts(description, known=FACTS)
     require_paged_pools(description, KV)
     text_fact(description, "kv_format")
     _check_scales(description)

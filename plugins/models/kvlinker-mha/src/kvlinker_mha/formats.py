@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["FAMILY", "ROWS_ARE_PAGES", "SCALES", "VALUES", "VALUE_BYTES"]
+__all__ = ["FACTS", "FAMILY", "ROWS_ARE_PAGES", "SCALES", "VALUES", "VALUE_BYTES"]
 
 FAMILY = "mha"
+FACTS = ("kv_layout", "kv_format", "kv_scaled")
+"""What a description states; another fact may change what the bytes mean."""
 VALUES = ("k", "v")
 SCALES = ("k_scale", "v_scale")
 ROWS_ARE_PAGES: Mapping[str, bool] = MappingProxyType(

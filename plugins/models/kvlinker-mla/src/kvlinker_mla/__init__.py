@@ -9,6 +9,7 @@ from kvlinker.layouts import (
     integer_fact,
     pool_entry,
     pool_group,
+    require_facts,
     require_paged_pools,
     require_roles,
     ride_along,
@@ -17,7 +18,7 @@ from kvlinker.layouts import (
 )
 from kvlinker.pools import KV, DevicePoolGroup
 from kvlinker_mla import planned
-from kvlinker_mla.formats import FAMILY, LATENT_VALUES, PACKED, VALUE_BYTES, row_bytes
+from kvlinker_mla.formats import FACTS, FAMILY, LATENT_VALUES, PACKED, VALUE_BYTES, row_bytes
 
 __all__ = [
     "build_direct_linker_pool_group",
@@ -84,6 +85,7 @@ def describe_model_config(
 
 
 def _check(description: KVCacheDescription) -> None:
+    require_facts(description, known=FACTS)
     require_roles(description, required=("latent",), optional=("draft_latent",))
     require_paged_pools(description, KV)
     drafts = draft_count(description, "draft_latent")

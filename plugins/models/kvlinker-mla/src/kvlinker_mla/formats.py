@@ -7,9 +7,19 @@ from types import MappingProxyType
 
 from kvlinker.errors import ContractError
 
-__all__ = ["FAMILY", "LATENT_VALUES", "PACKED", "PACKED_ROW_BYTES", "VALUE_BYTES", "row_bytes"]
+__all__ = [
+    "FACTS",
+    "FAMILY",
+    "LATENT_VALUES",
+    "PACKED",
+    "PACKED_ROW_BYTES",
+    "VALUE_BYTES",
+    "row_bytes",
+]
 
 FAMILY = "mla"
+FACTS = ("kv_format", "latent_values")
+"""What a description states; another fact may change what the bytes mean."""
 LATENT_VALUES = 512 + 64
 """Values of a slot, latent and rope (config.json of DeepSeek V3: kv_lora_rank, qk_rope_head_dim)."""
 VALUE_BYTES: Mapping[str, int] = MappingProxyType(
