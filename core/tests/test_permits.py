@@ -14,18 +14,21 @@ from kvlinker.errors import DeviceCopyError, StalePoolError, TransferRevokedErro
 from kvlinker.permits import PermittedAccess, TransferPermit
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
+from kvlinker.staging import BUFFERS, PendingCopy, StagedChunk
 from kvlinker.testing import (
     Call,
     FakePools,
     FaultAccess,
     Gate,
     Hang,
+    OpaqueAccess,
     OpaqueMemory,
     Raise,
     Rule,
     fake_group,
     page_keys,
 )
+from kvlinker.testing.pool_memory import HostStagingBuffer
 
 KEYS = page_keys(2)
 
@@ -51,6 +54,24 @@ class Transfer:
         self.access = FaultAccess(self.pools.access())
         self.permit = TransferPermit()
         self.permitted = PermittedAccess(self.access, self.permit, always_live)
+
+
+class RevokedMeanwhile(OpaqueAccess):
+    """Staged access whose permit is taken back, by another thread, while the first chunk is under way."""
+
+    def __init__(self, memory: OpaqueMemory, permit: TransferPermit, *, staging_bytes: int) -> None:
+        super().__init__(memory, staging_bytes=staging_bytes)
+        self.permit = permit
+        self.revoker = threading.Thread(target=permit.revoke)
+        self.started = 0
+
+    def start_scatter(self, chunk: StagedChunk, buffer: HostStagingBuffer) -> PendingCopy:
+        self.started += 1
+        if self.started == 1:
+            self.revoker.start()
+            while not self.permit.is_revoked:
+                self.revoker.join(0.001)
+        return super().start_scatter(chunk, buffer)
 
 
 @pytest.fixture
@@ -109,6 +130,29 @@ def test_l5_revoking_waits_for_copies_under_way(transfer: Transfer) -> None:
     assert revoked.is_set()
     assert transfer.access.writes_since(transfer.access.mark()) == ()
     copier.join(30)
+
+
+def test_l5_a_staged_copy_ends_at_its_next_chunk_once_the_permit_is_taken_back() -> None:
+    memory = OpaqueMemory()
+    pools = fake_group(memory=memory)
+    entry = pools.group.entries[0]
+    plan = entry.page_plan(entry.prepare_locations(pools.slots("kv", [1, 3, 5, 7])))
+    longest = int(plan.range_bytes.max())
+    array = np.zeros((4, plan.object_bytes), dtype=np.uint8)
+    span = BufferSpan(
+        base_ptr=array.ctypes.data, rows=4, row_bytes=array.shape[1], row_stride=array.shape[1]
+    )
+    host = HostObjects(span=span, slots=np.arange(4, dtype=np.int64))
+    permit = TransferPermit()
+    access = RevokedMeanwhile(memory, permit, staging_bytes=longest * BUFFERS)
+    permitted = PermittedAccess(access, permit, always_live)
+
+    with pytest.raises(TransferRevokedError, match="the transfer was taken back"):
+        permitted.copy_in(plan, host)
+    access.revoker.join(30)
+
+    assert access.started == 1
+    assert permitted.bytes_written == 0
 
 
 def test_l5_a_copy_that_fails_is_over_and_not_counted(transfer: Transfer) -> None:

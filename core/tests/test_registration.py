@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -9,13 +10,15 @@ from linker_rig import NAMESPACE
 
 from kvlinker.errors import RegistrationError, UnsupportedOperationError
 from kvlinker.linker import Linker
-from kvlinker.registration import RegisteredMemory, pools_in
+from kvlinker.registration import RegisteredMemory, pools_in, register_within
 from kvlinker.spans import MemoryRegion
 from kvlinker.store import Store
 from kvlinker.testing import (
     Call,
     Family,
     FaultStore,
+    Gate,
+    Hang,
     MemoryStore,
     OpaqueMemory,
     Raise,
@@ -135,6 +138,37 @@ def test_b84_a_linker_registers_every_region_and_forgets_them_at_its_close() -> 
     assert registered == [linker.group.regions]
     linker.close()
     assert registered == []
+
+
+def test_t6_a_registration_that_hangs_ends_the_start_with_its_reason_and_is_taken_back() -> None:
+    with Gate() as gate:
+        taken_back = threading.Event()
+
+        class NotingStore(MemoryStore):
+            def unregister(self) -> None:
+                super().unregister()
+                taken_back.set()
+
+        store = NotingStore(registers_memory=True)
+        hanging = FaultStore(store, [Rule(call=Call.REGISTER, fault=Hang(gate=gate))])
+        with pytest.raises(
+            RegistrationError, match=r"no answer within 0.05 s; .* register_seconds"
+        ):
+            register_within(hanging, REGIONS, seconds=0.05)
+        gate.open()
+
+        assert taken_back.wait(30)
+        store.register(REGIONS)  # it holds none of the first call's
+
+
+def test_t6_what_a_registration_raises_is_raised_to_whoever_waits() -> None:
+    store = FaultStore(
+        MemoryStore(registers_memory=True),
+        [Rule(call=Call.REGISTER, fault=Raise(error=RegistrationError("code -1")))],
+    )
+
+    with pytest.raises(RegistrationError, match="code -1"):
+        register_within(store, REGIONS, seconds=30)
 
 
 def test_b84_a_region_knows_its_pools() -> None:

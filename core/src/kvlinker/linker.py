@@ -28,6 +28,7 @@ from kvlinker.guard import Breaker, GuardedStore
 from kvlinker.keys import KeyNamespace
 from kvlinker.layer_counter import LayerCounter
 from kvlinker.linker_options import LinkerOptions
+from kvlinker.linker_parts import LinkerParts
 from kvlinker.load_batch import LoadRequest, PoolRequest
 from kvlinker.loads import LoadQueue
 from kvlinker.lookups import LookupTable
@@ -35,7 +36,7 @@ from kvlinker.metrics import LinkerMetrics, TokenOutcome
 from kvlinker.offloads import OffloadQueue, PoolOffload
 from kvlinker.pool_keys import GroupKeys, Quarantine
 from kvlinker.pools import KV, DevicePoolGroup
-from kvlinker.registration import pools_in
+from kvlinker.registration import pools_in, register_within
 from kvlinker.store import Store
 from kvlinker.transfers import PoolTransfer, Resolution, ResolutionStatus
 
@@ -112,36 +113,19 @@ class Linker:
         if self._store.capabilities.registers_memory:
             self._register(store)
         self._raw_store = store
-        self._quarantine = Quarantine(seconds=self.options.quarantine_seconds)
         self._cleanup = Cleanup(self.failures, seconds=self.options.quiesce_seconds)
-        self._lookups = LookupTable(
-            group,
-            self._store,
+        parts = LinkerParts(
+            group=group,
+            store=self._store,
             options=self.options,
             metrics=self.metrics,
             failures=self.failures,
-            quarantine=self._quarantine,
+            quarantine=Quarantine(seconds=self.options.quarantine_seconds),
             cleanup=self._cleanup,
         )
-        self._loads = LoadQueue(
-            group,
-            self._store,
-            device,
-            options=self.options,
-            metrics=self.metrics,
-            failures=self.failures,
-            quarantine=self._quarantine,
-            cleanup=self._cleanup,
-        )
-        self._offloads = OffloadQueue(
-            group,
-            self._store,
-            device,
-            options=self.options,
-            metrics=self.metrics,
-            failures=self.failures,
-            quarantine=self._quarantine,
-        )
+        self._lookups = LookupTable(parts)
+        self._loads = LoadQueue(parts, device)
+        self._offloads = OffloadQueue(parts, device)
         self._closed = False
         # An engine may exit without a close: its threads and holds must not outlive it.
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self), os.getpid())
@@ -150,7 +134,7 @@ class Linker:
     def _register(self, store: Store) -> None:
         regions = self.group.regions
         try:
-            store.register(regions)
+            register_within(store, regions, seconds=self.options.register_seconds)
         except RegistrationError as error:
             sizes = "; ".join(
                 f"{region.size_bytes} B of {', '.join(pools_in(self.group, region))}"

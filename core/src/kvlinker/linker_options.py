@@ -29,6 +29,8 @@ class LinkerOptions:
     """How long a key that could not be read counts as missing."""
     quiesce_seconds: float = 5.0
     """How long reset and close wait for store calls that no longer touch pool memory."""
+    register_seconds: float = 120.0
+    """How long a store may take to register the pools' memory; the engine does not start meanwhile."""
     breaker_seconds: float = 5.0
     """How long a store that timed out, or failed several times in a row, is left alone."""
     max_queued_offloads: int = 64

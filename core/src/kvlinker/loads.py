@@ -9,7 +9,6 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from kvlinker.cleanup import Cleanup
 from kvlinker.device import DeviceAccess, DeviceEvent, wait_for_events
 from kvlinker.errors import (
     ContractError,
@@ -17,17 +16,15 @@ from kvlinker.errors import (
     StoreContractError,
     TransferRevokedError,
 )
-from kvlinker.failures import FailureLog
-from kvlinker.guard import BreakerOpenError, GuardedStore, checked_read
+from kvlinker.guard import BreakerOpenError, checked_read
 from kvlinker.lanes import Lane
 from kvlinker.layer_counter import LayerCounter
-from kvlinker.linker_options import LinkerOptions
+from kvlinker.linker_parts import LinkerParts
 from kvlinker.load_batch import LoadBatch, LoadRequest, PoolLoad, PoolRequest
-from kvlinker.metrics import LinkerMetrics, TokenOutcome
+from kvlinker.metrics import TokenOutcome
 from kvlinker.permits import PermittedAccess
 from kvlinker.plans import TransferPlan
-from kvlinker.pool_keys import GroupKeys, Quarantine
-from kvlinker.pools import DevicePoolGroup
+from kvlinker.pool_keys import GroupKeys
 from kvlinker.range_limits import page_groups
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 
@@ -37,34 +34,23 @@ __all__ = ["LoadQueue"]
 class LoadQueue:
     """Queued and running loads of one linker."""
 
-    def __init__(
-        self,
-        group: DevicePoolGroup,
-        store: GuardedStore,
-        access: DeviceAccess,
-        *,
-        options: LinkerOptions,
-        metrics: LinkerMetrics,
-        failures: FailureLog,
-        quarantine: Quarantine,
-        cleanup: Cleanup,
-    ) -> None:
+    def __init__(self, parts: LinkerParts, access: DeviceAccess) -> None:
         """Make an empty queue."""
-        self._group = group
-        self._store = store
+        self._group = parts.group
+        self._store = parts.store
         self._access = access
-        self._options = options
-        self._metrics = metrics
-        self._failures = failures
-        self._quarantine = quarantine
-        self._cleanup = cleanup
+        self._options = parts.options
+        self._metrics = parts.metrics
+        self._failures = parts.failures
+        self._quarantine = parts.quarantine
+        self._cleanup = parts.cleanup
         self._lane = Lane("load")
         self._lock = threading.Lock()
         self._queued: dict[str, LoadRequest] = {}
         self._batches: dict[int, LoadBatch] = {}
         self._finished = (-1, frozenset[str]())
         self._next_index = 0
-        self.layer_done_counter = LayerCounter(self._batches.get, self._expire, failures)
+        self.layer_done_counter = LayerCounter(self._batches.get, self._expire, self._failures)
 
     def __len__(self) -> int:
         return len(self._queued) + len(self._batches)

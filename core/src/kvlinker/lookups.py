@@ -9,15 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvlinker.boundaries import BoundaryResult, PoolNeed, needed_pages, restorable_boundaries
-from kvlinker.cleanup import Cleanup
 from kvlinker.errors import StoreTimeoutError
-from kvlinker.failures import FailureLog
-from kvlinker.guard import GuardedStore
 from kvlinker.lanes import Lane
-from kvlinker.linker_options import LinkerOptions
-from kvlinker.metrics import LinkerMetrics, TokenOutcome
-from kvlinker.pool_keys import GroupKeys, Quarantine
-from kvlinker.pools import KV, DevicePoolGroup
+from kvlinker.linker_parts import LinkerParts
+from kvlinker.metrics import TokenOutcome
+from kvlinker.pool_keys import GroupKeys
+from kvlinker.pools import KV
 from kvlinker.store import Hold, ObjectKey
 from kvlinker.transfers import PageKey, PoolTransfer, Resolution, ResolutionStatus
 
@@ -64,25 +61,15 @@ class _Search:
 class LookupTable:
     """Answers lookups within a deadline and remembers the answers."""
 
-    def __init__(
-        self,
-        group: DevicePoolGroup,
-        store: GuardedStore,
-        *,
-        options: LinkerOptions,
-        metrics: LinkerMetrics,
-        failures: FailureLog,
-        quarantine: Quarantine,
-        cleanup: Cleanup,
-    ) -> None:
+    def __init__(self, parts: LinkerParts) -> None:
         """Make an empty table over a group and a store."""
-        self._group = group
-        self._store = store
-        self._options = options
-        self._metrics = metrics
-        self._failures = failures
-        self._quarantine = quarantine
-        self._cleanup = cleanup
+        self._group = parts.group
+        self._store = parts.store
+        self._options = parts.options
+        self._metrics = parts.metrics
+        self._failures = parts.failures
+        self._quarantine = parts.quarantine
+        self._cleanup = parts.cleanup
         self._lane = Lane("lookup")
         self._lock = threading.Lock()
         self._records: OrderedDict[str, LookupRecord] = OrderedDict()

@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 from kvlinker.device import DeviceAccess, DeviceEvent, wait_for_events
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import EventTimeoutError, StoreContractError, TransferRevokedError
-from kvlinker.failures import FailureLog
-from kvlinker.guard import GuardedStore
 from kvlinker.lanes import Lane, LaneTask
-from kvlinker.linker_options import LinkerOptions
-from kvlinker.metrics import LinkerMetrics
+from kvlinker.linker_parts import LinkerParts
 from kvlinker.permits import PermittedAccess, TransferPermit
 from kvlinker.plans import PreparedPages, TransferPlan
-from kvlinker.pool_keys import GroupKeys, Quarantine
-from kvlinker.pools import KV, DevicePoolGroup
+from kvlinker.pool_keys import GroupKeys
+from kvlinker.pools import KV
 from kvlinker.range_limits import page_groups
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
 from kvlinker.transfers import PageKey
@@ -71,25 +68,15 @@ class _Offload:
 class OffloadQueue:
     """Accepted offloads of one linker, completed in the order in which they were offered."""
 
-    def __init__(
-        self,
-        group: DevicePoolGroup,
-        store: GuardedStore,
-        access: DeviceAccess,
-        *,
-        options: LinkerOptions,
-        metrics: LinkerMetrics,
-        failures: FailureLog,
-        quarantine: Quarantine,
-    ) -> None:
+    def __init__(self, parts: LinkerParts, access: DeviceAccess) -> None:
         """Make an empty queue."""
-        self._group = group
-        self._store = store
+        self._group = parts.group
+        self._store = parts.store
         self._access = access
-        self._options = options
-        self._metrics = metrics
-        self._failures = failures
-        self._quarantine = quarantine
+        self._options = parts.options
+        self._metrics = parts.metrics
+        self._failures = parts.failures
+        self._quarantine = parts.quarantine
         self._lane = Lane("offload")
         self._offloads: deque[_Offload] = deque()
 

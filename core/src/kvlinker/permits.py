@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from kvlinker.device import DeviceAccess, HostObjects
 from kvlinker.errors import TransferRevokedError
 from kvlinker.plans import TransferPlan
+from kvlinker.staging import StagedAccess
 
 __all__ = ["PermittedAccess", "TransferPermit"]
 
@@ -51,9 +52,7 @@ class TransferPermit:
             TransferRevokedError: it was taken back.
         """
         with self._changed:
-            if self._revoked:
-                msg = "the transfer was taken back; its pool memory may belong to another request"
-                raise TransferRevokedError(msg)
+            self.check()
             self._copies += 1
         try:
             yield
@@ -61,6 +60,12 @@ class TransferPermit:
             with self._changed:
                 self._copies -= 1
                 self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise TransferRevokedError once the permit was taken back."""
+        if self._revoked:
+            msg = "the transfer was taken back; its pool memory may belong to another request"
+            raise TransferRevokedError(msg)
 
     def try_publish(self) -> bool:
         """Use the permission to publish; False once the permit was taken back."""
@@ -103,7 +108,10 @@ class PermittedAccess(DeviceAccess):
         """See DeviceAccess."""
         with self._permit.copying():
             self._check_live()
-            self._access.copy_out(plan, host)
+            if isinstance(self._access, StagedAccess):
+                self._access.copy_out(plan, host, check=self._permit.check)
+            else:
+                self._access.copy_out(plan, host)
         with self._counting:
             self.bytes_read += plan.total_bytes
 
@@ -111,6 +119,10 @@ class PermittedAccess(DeviceAccess):
         """See DeviceAccess."""
         with self._permit.copying():
             self._check_live()
-            self._access.copy_in(plan, host)
+            if isinstance(self._access, StagedAccess):
+                # In chunks, of which none begins once the permit is taken back: revoke need not wait for all.
+                self._access.copy_in(plan, host, check=self._permit.check)
+            else:
+                self._access.copy_in(plan, host)
         with self._counting:
             self.bytes_written += plan.total_bytes

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from kvlinker.errors import RegistrationError
+from kvlinker.lanes import Lane
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.spans import MemoryRegion
+from kvlinker.store import Store
 
-__all__ = ["RegisteredMemory", "pools_in"]
+__all__ = ["RegisteredMemory", "pools_in", "register_within"]
 
 
 class RegisteredMemory:
@@ -60,3 +64,52 @@ def pools_in(group: DevicePoolGroup, region: MemoryRegion) -> tuple[str, ...]:
     return tuple(
         entry.name for entry in group.entries if any(span.region == region for span in entry.spans)
     )
+
+
+def register_within(store: Store, regions: Sequence[MemoryRegion], *, seconds: float) -> None:
+    """Let a store register memory, and wait for at most so many seconds.
+
+    Raises:
+        RegistrationError: the store refused, or did not answer in time; what it registers later is taken back.
+    """
+    attempt = _Attempt(store, regions)
+    lane = Lane("register")
+    task = lane.submit(attempt.run)
+    if not task.wait(seconds) and attempt.give_up():
+        lane.abandon(task)
+        msg = f"no answer within {seconds} s; is its server up? raise register_seconds where memory is large"
+        raise RegistrationError(msg)
+    lane.close(0)
+    if attempt.error is not None:
+        raise attempt.error
+
+
+class _Attempt:
+    """One registration that nobody may be waiting for any more when it ends."""
+
+    def __init__(self, store: Store, regions: Sequence[MemoryRegion]) -> None:
+        self._store = store
+        self._regions = regions
+        self._lock = threading.Lock()
+        self._ended = False
+        self._given_up = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._store.register(self._regions)
+        except BaseException as raised:  # noqa: BLE001  # whoever waits gets it
+            error = raised
+        with self._lock:
+            self._ended, self.error = True, error
+            is_late = self._given_up and error is None
+        if is_late:
+            with suppress(Exception):
+                self._store.unregister()
+
+    def give_up(self) -> bool:
+        """Stop waiting; False where it has ended after all."""
+        with self._lock:
+            self._given_up = not self._ended
+            return self._given_up

@@ -17,7 +17,7 @@ from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess, HostAccess
 from kvlinker.errors import ContractError
 from kvlinker.spans import BufferSpan, MemoryKind, MemoryRegion
-from kvlinker.staging import BUFFERS, StagedAccess, StagedChunk
+from kvlinker.staging import BUFFERS, PendingCopy, StagedAccess, StagedChunk
 
 __all__ = [
     "OPAQUE_BASE",
@@ -291,15 +291,15 @@ class OpaqueAccess(StagedAccess[HostStagingBuffer]):
         """The most copies that were pending at once."""
         return self._tally.peak
 
-    def start_gather(self, chunk: StagedChunk, buffer: HostStagingBuffer) -> _Copy:
+    def start_gather(self, chunk: StagedChunk, buffer: HostStagingBuffer) -> PendingCopy:
         """See StagedAccess."""
         return self._start(lambda: self._gather(chunk, buffer))
 
-    def start_scatter(self, chunk: StagedChunk, buffer: HostStagingBuffer) -> _Copy:
+    def start_scatter(self, chunk: StagedChunk, buffer: HostStagingBuffer) -> PendingCopy:
         """See StagedAccess."""
         return self._start(lambda: self._scatter(chunk, buffer))
 
-    def _start(self, copy: Callable[[], None]) -> _Copy:
+    def _start(self, copy: Callable[[], None]) -> PendingCopy:
         now = self._timing is CopyTiming.AT_START
         if self._timing is CopyTiming.EITHER:
             now = self._random.random() < 0.5  # noqa: PLR2004 - one of two
