@@ -347,10 +347,10 @@ class FailingAccess(OpaqueAccess):
         self._fail_start, self._fail_wait = start, wait
         self.copies = 0
 
-    def start_gather(self, chunk: StagedChunk, buffer: HostStagingBuffer) -> PendingCopy:  # type: ignore[override] # a copy of another kind
+    def start_gather(self, chunk: StagedChunk, buffer: HostStagingBuffer) -> PendingCopy:
         return self._begin(lambda: OpaqueAccess.start_gather(self, chunk, buffer))
 
-    def start_scatter(self, chunk: StagedChunk, buffer: HostStagingBuffer) -> PendingCopy:  # type: ignore[override] # a copy of another kind
+    def start_scatter(self, chunk: StagedChunk, buffer: HostStagingBuffer) -> PendingCopy:
         return self._begin(lambda: OpaqueAccess.start_scatter(self, chunk, buffer))
 
     def _begin(self, start: Callable[[], PendingCopy]) -> PendingCopy:
