@@ -12,6 +12,7 @@ from cli_fakes import STORE_SOURCE, install_model, install_store, run
 from fake_site import FakeSite
 
 from kvlinker import __version__
+from kvlinker.cli.doctor_command import store_findings
 from kvlinker.cli.findings import (
     Level,
     disk_finding,
@@ -147,6 +148,40 @@ def test_a_store_that_breaks_while_it_is_asked_is_a_problem(site: FakeSite) -> N
 
     assert outcome.code == 1
     assert "the disk is gone" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("method", "step"), [("stats(self)", "looking at its figures"), ("close(self)", "closing")]
+)
+def test_t6_a_store_that_hangs_is_a_problem_that_names_the_step(
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch, method: str, step: str
+) -> None:
+    hanging = WRONG_READ.replace(
+        "    def exists(self, keys):\n        return (False,) * len(keys)\n",
+        f"    def {method}:\n        import threading\n        threading.Event().wait()\n",
+    )
+    install_store(site, source=hanging)
+    monkeypatch.setenv("KVLINKER_PLUGINS", ONLY["KVLINKER_PLUGINS"])
+
+    last = list(store_findings("boxes", {}, seconds=0.5))[-1]
+
+    assert last.level is Level.PROBLEM
+    assert last.text == f"{step} has not ended within 1 s; is its server up?"
+
+
+def test_a_store_plugin_that_breaks_its_contract_is_a_problem_and_no_traceback(
+    site: FakeSite,
+) -> None:
+    broken = WRONG_READ.replace(
+        "    def exists(self, keys):\n        return (False,) * len(keys)\n",
+        "    def stats(self):\n        raise TypeError('of another client')\n",
+    )
+    install_store(site, source=broken)
+
+    outcome = run("doctor", "--store", "boxes", env=ONLY)
+
+    assert outcome.code == 1
+    assert "TypeError: of another client; its store plugin is at" in outcome.out
 
 
 def test_several_problems_are_counted(site: FakeSite) -> None:

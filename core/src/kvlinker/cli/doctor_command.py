@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,7 @@ from kvlinker.cli.screen import (
 from kvlinker.discovery import load_plugins
 from kvlinker.errors import ContractError, KVLinkerError
 from kvlinker.installed import PluginKind
+from kvlinker.lanes import Lane
 from kvlinker.probing import probe_plugins
 from kvlinker.registry import open_store
 from kvlinker.selftest import self_test
@@ -123,25 +125,58 @@ def store_findings(
     Args:
         name: of the store plugin.
         options: of the store.
-        seconds: how long the test may take.
+        seconds: how long the test may take; all the rest, such as opening it, may take as long again.
     """
-    topic = f"test of {name}"
-    try:
-        opened = open_store(load_plugins(kinds=(PluginKind.STORE,)), name, options)
-    except (KVLinkerError, OSError) as error:
-        yield Finding(topic=topic, level=Level.PROBLEM, text=f"cannot be opened: {error}")
+    examination = _StoreExamination(name, options, seconds=seconds)
+    lane = Lane("doctor")
+    task = lane.submit(examination.run)
+    has_ended = task.wait(2 * seconds)
+    yield from tuple(examination.findings)
+    if has_ended:
+        lane.close(0)
         return
-    try:
-        stats = opened.stats()
-        yield Finding(topic=topic, text=_stats_text(stats))
-        yield _test_finding(topic, opened, seconds)
-        path = options.get("path")
+    lane.abandon(task)  # it ends with this process, whatever the store's client hangs at
+    text = f"{examination.step} has not ended within {2 * seconds:g} s; is its server up?"
+    yield Finding(topic=examination.topic, level=Level.PROBLEM, text=text)
+
+
+class _StoreExamination:
+    """One look at a store, in a thread of its own: a client may hang at any step."""
+
+    def __init__(self, name: str, options: Mapping[str, object], *, seconds: float) -> None:
+        self.topic = f"test of {name}"
+        self.step = "opening"
+        self.findings: list[Finding] = []
+        self._name, self._options, self._seconds = name, options, seconds
+
+    def run(self) -> None:
+        try:
+            with closing(self._open()) as store:
+                self._look_at(store)
+                self.step = "closing"
+        except (KVLinkerError, OSError) as error:
+            what = "cannot be opened: " if self.step == "opening" else ""
+            self._problem(f"{what}{error}")
+        except Exception as error:  # noqa: BLE001  # a plugin may raise anything
+            self._problem(
+                f"{self.step}: {type(error).__name__}: {error}; its store plugin is at fault"
+            )
+
+    def _open(self) -> Store:
+        return open_store(load_plugins(kinds=(PluginKind.STORE,)), self._name, self._options)
+
+    def _look_at(self, store: Store) -> None:
+        self.step = "looking at its figures"
+        stats = store.stats()
+        self.findings.append(Finding(topic=self.topic, text=_stats_text(stats)))
+        self.step = "the self-test"
+        self.findings.append(_test_finding(self.topic, store, self._seconds))
+        path = self._options.get("path")
         if isinstance(path, str):
-            yield disk_finding(Path(path), stats)
-    except (KVLinkerError, OSError) as error:
-        yield Finding(topic=topic, level=Level.PROBLEM, text=str(error))
-    finally:
-        opened.close()
+            self.findings.append(disk_finding(Path(path), stats))
+
+    def _problem(self, text: str) -> None:
+        self.findings.append(Finding(topic=self.topic, level=Level.PROBLEM, text=text))
 
 
 def _stats_text(stats: StoreStats) -> str:
