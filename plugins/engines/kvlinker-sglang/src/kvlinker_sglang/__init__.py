@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kvlinker.description import DescribeRequest, KVCacheDescription
 from kvlinker.hookspecs import PluginInfo, hookimpl
+from kvlinker_sglang.describe import describe_pool
 
 __all__ = ["describe_kv_cache", "describe_plugin"]
 
@@ -21,6 +22,9 @@ def describe_plugin() -> PluginInfo:
 def describe_kv_cache(
     engine: str, kv_cache: object, request: DescribeRequest
 ) -> KVCacheDescription | None:
-    """Describe the pools of an SGLang worker; see `kvlinker.hookspecs`."""
-    del engine, kv_cache, request
-    return None
+    """Describe the pools of an SGLang worker; see `kvlinker.hookspecs`.
+
+    Raises:
+        KVLinkerError: the pool is SGLang's and is not described, or the request does not fit it; the text says why.
+    """
+    return describe_pool(kv_cache, request) if engine == "sglang" else None

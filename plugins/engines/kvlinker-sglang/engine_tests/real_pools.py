@@ -1,0 +1,221 @@
+"""The pools of the real SGLang, built as its model runner builds them: small, and on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+__all__ = [
+    "V4_FLASH",
+    "V4_PRO",
+    "heads_pool",
+    "latent_pool",
+    "publish_configuration",
+    "sparse_pool",
+    "v4_pool",
+    "windows_pool",
+]
+
+V4_FLASH = (0, 0, *(4, 128) * 20, 4)
+V4_PRO = (128, 128, *(4, 128) * 29, 4)
+"""Compress ratios of the models' layers (config.json, without the MTP layer)."""
+
+
+@cache
+def publish_configuration() -> None:
+    """Let this process's pools ask for the server's configuration: a server of one rank on the CPU."""
+    from sglang.srt.runtime_context import get_context
+
+    torch.set_num_threads(1)
+    get_context().override_server_args(device="cpu").install()
+
+
+def heads_pool(
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    layers: int = 3,
+    heads: int = 2,
+    head_dim: int = 64,
+    v_head_dim: int | None = None,
+    page_size: int = 16,
+    pages: int = 16,
+    start_layer: int = 0,
+    head_major: bool = False,
+) -> object:
+    """Return an `MHATokenToKVPool`."""
+    publish_configuration()
+    from sglang.srt.environ import envs
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    with envs.SGLANG_USE_HND_KVCACHE.override(head_major):
+        return MHATokenToKVPool(
+            size=pages * page_size,
+            page_size=page_size,
+            dtype=dtype,
+            head_num=heads,
+            head_dim=head_dim,
+            v_head_dim=v_head_dim,
+            layer_num=layers,
+            device="cpu",
+            enable_memory_saver=False,
+            start_layer=start_layer,
+            end_layer=start_layer + layers,
+        )
+
+
+def windows_pool(
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    full: Sequence[int] = (1, 3),
+    sliding: Sequence[int] = (0, 2),
+    heads: int = 2,
+    page_size: int = 16,
+    pages: int = 16,
+    window_pages: int = 8,
+    head_major: bool = False,
+) -> object:
+    """Return an `SWAKVPool` of two pools of K and V."""
+    publish_configuration()
+    from sglang.srt.environ import envs
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    with envs.SGLANG_USE_HND_KVCACHE.override(head_major):
+        return SWAKVPool(
+            size=pages * page_size,
+            size_swa=window_pages * page_size,
+            page_size=page_size,
+            dtype=dtype,
+            head_num=heads,
+            head_dim=64,
+            swa_attention_layer_ids=list(sliding),
+            full_attention_layer_ids=list(full),
+            device="cpu",
+        )
+
+
+def latent_pool(
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    layers: int = 3,
+    page_size: int = 16,
+    pages: int = 16,
+    start_layer: int = 0,
+) -> object:
+    """Return an `MLATokenToKVPool` of DeepSeek V3's latents."""
+    publish_configuration()
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    return MLATokenToKVPool(
+        size=pages * page_size,
+        page_size=page_size,
+        dtype=dtype,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        layer_num=layers,
+        device="cpu",
+        enable_memory_saver=False,
+        start_layer=start_layer,
+        end_layer=start_layer + layers,
+    )
+
+
+def sparse_pool(
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    layers: int = 3,
+    row_values: int = 576,
+    pages: int = 4,
+    start_layer: int = 0,
+    without_index: Sequence[int] = (),
+    index_kpool: int = 1,
+) -> object:
+    """Return a `DSATokenToKVPool` in its pages of 64 slots.
+
+    Args:
+        dtype: of the latents.
+        layers: of the pipeline stage.
+        row_values: SGLang's kv_cache_dim: 576, or 656 for packed fp8 rows.
+        pages: that requests may use.
+        start_layer: first global layer of the stage.
+        without_index: layers, counted in the stage, for which no index buffer is made.
+        index_kpool: tokens folded into an index key.
+    """
+    publish_configuration()
+    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+
+    page_size = 64 * index_kpool
+    return DSATokenToKVPool(
+        size=pages * page_size,
+        page_size=page_size,
+        kv_lora_rank=512,
+        dtype=dtype,
+        qk_rope_head_dim=64,
+        layer_num=layers,
+        device="cpu",
+        index_head_dim=128,
+        enable_memory_saver=False,
+        kv_cache_dim=row_values,
+        start_layer=start_layer,
+        end_layer=start_layer + layers,
+        index_kpool=index_kpool,
+        skip_topk_layers=[layer in without_index for layer in range(layers)],
+    )
+
+
+def v4_pool(
+    ratios: Sequence[int] = (0, 4, 128, 4),
+    *,
+    pages: int = 4,
+    start: int = 0,
+    end: int | None = None,
+    state_dtype: torch.dtype = torch.float32,
+    draft: bool = False,
+    fp4_indexer: bool = False,
+    hisparse: bool = False,
+) -> object:
+    """Return a `DeepSeekV4TokenToKVPool` in its pages of 256 slots.
+
+    Args:
+        ratios: compress ratios of all layers of the model.
+        pages: that requests may use.
+        start: first global layer of the pipeline stage.
+        end: global layer behind its last; all layers by default.
+        state_dtype: of the compressor states.
+        draft: as the worker of a draft model builds it.
+        fp4_indexer: keep index keys as fp4.
+        hisparse: keep C4 pages where HiSparse wants them.
+    """
+    publish_configuration()
+    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
+    from sglang.srt.runtime_context import get_exec
+
+    page_size, end = 256, len(ratios) if end is None else end
+    slots = pages * page_size
+    with get_exec().kernel.override(enable_deepseek_v4_fp4_indexer=fp4_indexer):
+        return DeepSeekV4TokenToKVPool(
+            max_num_reqs=2,
+            swa_size=slots,
+            c4_size=slots // 4,
+            c128_size=slots // 128,
+            c4_state_pool_size=pages * 8,
+            c128_state_pool_size=0,
+            page_size=page_size,
+            swa_page_size=page_size,
+            dtype=torch.float8_e4m3fn,
+            c4_state_dtype=state_dtype,
+            c128_state_dtype=state_dtype,
+            qk_nope_head_dim=448,
+            qk_rope_head_dim=64,
+            indexer_head_dim=128,
+            layer_num=end - start,
+            device="cpu",
+            enable_memory_saver=False,
+            compression_ratios=list(ratios),
+            full_size=slots,
+            start_layer=start,
+            end_layer=end,
+            enable_hisparse=hisparse,
+            is_draft_worker=draft,
+        )

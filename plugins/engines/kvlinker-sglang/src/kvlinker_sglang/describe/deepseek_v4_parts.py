@@ -1,0 +1,256 @@
+"""The parts of a `DeepSeekV4TokenToKVPool`, each refused unless it is kept in the one way that is described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from kvlinker.description import DescribeRequest
+from kvlinker.errors import UnsupportedKVCacheError
+from kvlinker_sglang.describe.buffers import HeldTensors
+from kvlinker_sglang.describe.classes import changed, class_name, require_class
+from kvlinker_sglang.describe.requests import require_page_size
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "POOL",
+    "StateRings",
+    "V4Pool",
+    "indexer_of",
+    "indexes_of",
+    "kv_pool_of",
+    "latents_of",
+    "states_of",
+    "v4_pool",
+]
+
+_MODULE = "sglang.srt.mem_cache.deepseek_v4_memory_pool"
+POOL = f"{_MODULE}.DeepSeekV4TokenToKVPool"
+_KV = f"{_MODULE}.DeepSeekV4SingleKVPool"
+_INDEXER = f"{_MODULE}.DeepSeekV4IndexerPool"
+_STATES = "sglang.srt.mem_cache.deepseek_v4_compress_state.CompressStatePool"
+_ROWS = "sglang.srt.mem_cache.deepseek_v4_compress_state.KVAndScore"
+_OTHER_KV: Mapping[str, str] = MappingProxyType(
+    {
+        f"{_MODULE}.HiSparseC4DevicePool": (
+            "HiSparse keeps a page in host memory when it likes, so run SGLang without --enable-hisparse"
+        ),
+        f"{_MODULE}.DeepSeekV4UniformFP8KVPool": (
+            "the trtllm backend keeps uniform fp8 rows, so run SGLang with another --dsv4-attn-backend"
+        ),
+    }
+)
+_LAYOUT = "v4"
+"""Block-split pages of 448 e4m3 and 64 bf16 values with 7 ue8m0 scales (KVLayout.V4)."""
+
+
+class _Layer(Protocol):
+    @property
+    def compress_ratio(self) -> int: ...
+
+
+@runtime_checkable
+class V4Pool(Protocol):
+    """What is read of a `DeepSeekV4TokenToKVPool`."""
+
+    page_size: int
+    swa_page_size: int
+    sliding_window: int
+    start_layer: int
+    kv_layout: object
+    layer_mapping: Sequence[_Layer | None]
+    """Of all layers of the model; None outside of the pipeline stage."""
+    swa_kv_pool: object
+    kv_pools: Mapping[int, object]
+    """By compress ratio."""
+    index_pools: Mapping[int, object]
+    compress_state_pools: Sequence[object]
+    """By global layer."""
+    indexer_compress_state_pools: Sequence[object]
+    unified_kv_pool: object
+    request_window: object
+    swa_req_ring_size: int | None
+
+
+@runtime_checkable
+class _KVPool(Protocol):
+    page_size: int
+    dtype: torch.dtype
+    kv_layout: object
+    kv_buffer: list[torch.Tensor]
+
+
+@runtime_checkable
+class _IndexerPool(Protocol):
+    page_size: int
+    index_k_with_scale_buffer: list[torch.Tensor] | None
+    use_fp4_indexer: bool
+    uses_aiter_fp4_layout: bool
+    index_k_rne: bool
+    index_k_page8: bool
+
+
+@runtime_checkable
+class _StatePool(Protocol):
+    ratio: int
+    ring_size: int
+    swa_page_size: int
+    request_scoped: bool
+    online: bool
+    kv_score_buffer: object
+
+
+@runtime_checkable
+class _StateRows(Protocol):
+    kv_score: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRings:
+    """The state rings of some layers, one ring of rows for each page of the windows."""
+
+    tensors: HeldTensors
+    rows: int
+    """Rows of a ring."""
+    value_format: str
+
+
+def v4_pool(pool: object, where: str, request: DescribeRequest) -> V4Pool:
+    """Return a pool after checking that it keeps pages of windows, in pages of the tree's.
+
+    Raises:
+        UnsupportedKVCacheError: it is of another class, or keeps its windows in another way.
+        ContractError: its pages are not the tree's.
+    """
+    require_class(pool, POOL, where)
+    if not isinstance(pool, V4Pool):
+        raise changed(pool, V4Pool)
+    require_page_size(pool, pool.page_size, request)
+    ways = {
+        "unified KV (in fp8, 512 B of values and 128 B of rope in two buffers)": pool.unified_kv_pool,
+        "windows of requests (encoder replay)": pool.request_window,
+        "a ring of windows for each request": pool.swa_req_ring_size,
+    }
+    if found := [way for way, part in ways.items() if part is not None]:
+        msg = (
+            f"{where}, a {class_name(pool)}, keeps {found[0]}, and described are pages of windows and of compressed "
+            f"KV; run SGLang with its default KV layout for DeepSeek V4"
+        )
+        raise UnsupportedKVCacheError(msg)
+    return pool
+
+
+def kv_pool_of(pool: V4Pool, ratio: int) -> _KVPool:
+    """Return the pool of KV entries of a compress ratio, 0 being the windows.
+
+    Raises:
+        UnsupportedKVCacheError: it is of another class or layout, such as HiSparse's.
+    """
+    part = pool.kv_pools[ratio] if ratio else pool.swa_kv_pool
+    where = f"the KV of compress ratio {ratio}" if ratio else "the windows"
+    require_class(part, _KV, where, remedies=_OTHER_KV)
+    if not isinstance(part, _KVPool):
+        raise changed(part, _KVPool)
+    import torch
+
+    if part.kv_layout != _LAYOUT or part.dtype != torch.float8_e4m3fn:
+        msg = (
+            f"{where} of a {class_name(pool)} are {part.dtype} in layout {part.kv_layout}, and described is layout "
+            f"{_LAYOUT!r} of float8_e4m3fn; run SGLang with SGLANG_DSV4_KV_LAYOUT=v4 and --kv-cache-dtype fp8_e4m3"
+        )
+        raise UnsupportedKVCacheError(msg)
+    return part
+
+
+def latents_of(part: _KVPool) -> HeldTensors:
+    """Return what reads the KV entries of a part."""
+    return lambda: part.kv_buffer
+
+
+def indexer_of(pool: V4Pool) -> _IndexerPool:
+    """Return the index keys of ratio 4, keys and scales of a page in one row.
+
+    Raises:
+        UnsupportedKVCacheError: they are of another class, or kept in another way.
+    """
+    part = pool.index_pools[4]
+    require_class(part, _INDEXER, "the indexer")
+    if not isinstance(part, _IndexerPool):
+        raise changed(part, _IndexerPool)
+    if part.uses_aiter_fp4_layout or part.index_k_rne or part.index_k_page8:
+        msg = (
+            f"the indexer of a {class_name(pool)} is kept as ROCm or V4.1 keep it, and described is CUDA's of V4; "
+            f"run SGLang without --enable-deepseek-v4-fp4-indexer"
+        )
+        raise UnsupportedKVCacheError(msg)
+    return part
+
+
+def indexes_of(part: _IndexerPool) -> HeldTensors:
+    """Return what reads the index keys with their scales."""
+
+    def tensors() -> Sequence[torch.Tensor]:
+        if part.index_k_with_scale_buffer is None:
+            raise changed(part, _IndexerPool)
+        return part.index_k_with_scale_buffer
+
+    return tensors
+
+
+def states_of(pool: V4Pool, numbers: Sequence[int], *, index: bool) -> StateRings:
+    """Return the rings of the compressor states of ratio 4, or of their indexer's.
+
+    Args:
+        pool: the whole.
+        numbers: the global layers, in order.
+        index: of the indexer.
+
+    Raises:
+        UnsupportedKVCacheError: a state is of another class, or does not follow the pages of windows.
+    """
+    held = pool.indexer_compress_state_pools if index else pool.compress_state_pools
+    pools = [_state_pool(pool, held[number], number) for number in numbers]
+    rings = {(part.ring_size, _state_format(part)) for part in pools}
+    if len(rings) > 1:
+        msg = f"{class_name(pool)} has state rings of several sizes and types: {sorted(rings)}"
+        raise UnsupportedKVCacheError(msg)
+    rows, value_format = rings.pop()
+    return StateRings(
+        tensors=lambda: [_rows_of(part) for part in pools], rows=rows, value_format=value_format
+    )
+
+
+def _state_pool(pool: V4Pool, part: object, number: int) -> _StatePool:
+    require_class(part, _STATES, f"the state of layer {number}")
+    if not isinstance(part, _StatePool):
+        raise changed(part, _StatePool)
+    if part.request_scoped or part.online or part.swa_page_size != pool.swa_page_size:
+        msg = (
+            f"the state of layer {number} of a {class_name(pool)} belongs to a request, or follows pages of "
+            f"{part.swa_page_size} slots; described are states that follow the windows' pages of {pool.swa_page_size}"
+        )
+        raise UnsupportedKVCacheError(msg)
+    return part
+
+
+def _rows_of(part: _StatePool) -> torch.Tensor:
+    """Return the tensor of [rows, kv and score]: the engine keeps spare rows behind the last ring."""
+    require_class(part.kv_score_buffer, _ROWS, "a state buffer")
+    if not isinstance(part.kv_score_buffer, _StateRows):
+        raise changed(part.kv_score_buffer, _StateRows)
+    return part.kv_score_buffer.kv_score
+
+
+def _state_format(part: _StatePool) -> str:
+    import torch
+
+    dtype = _rows_of(part).dtype
+    names = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+    if dtype not in names:
+        msg = f"a compressor state of {dtype} is not described; run SGLang with SGLANG_DSV4_COMPRESS_STATE_DTYPE=fp32"
+        raise UnsupportedKVCacheError(msg)
+    return names[dtype]

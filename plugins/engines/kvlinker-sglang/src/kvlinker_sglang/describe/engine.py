@@ -1,0 +1,70 @@
+"""What SGLang says of the process itself: its platform, and this rank's place among the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from kvlinker.description import RankAxis, Replication
+from kvlinker.errors import UnsupportedKVCacheError
+
+__all__ = ["replicated_on_all_ranks", "require_platform", "sharded_over_all_ranks"]
+
+
+class _Parallel(Protocol):
+    """Sizes are always known; a rank only where its size is more than 1."""
+
+    attn_tp_size: int
+    attn_tp_rank: int
+    attn_cp_size: int
+    attn_cp_rank: int
+    attn_dcp_size: int
+
+
+def require_platform() -> None:
+    """Refuse a platform whose kernels keep other bytes in the same pools.
+
+    Raises:
+        UnsupportedKVCacheError: ROCm; other accelerators have pool classes of their own.
+    """
+    import torch
+
+    if torch.version.hip is not None:
+        msg = (
+            "SGLang on ROCm keeps other bytes in its pools (e4m3fnuz values, shuffled index keys, vectorized rows), "
+            "and none of them is described; run on CUDA or CPU"
+        )
+        raise UnsupportedKVCacheError(msg)
+
+
+def sharded_over_all_ranks() -> Replication:
+    """Say that every rank of a group has bytes of its own: attention heads are split."""
+    return Replication(axes=_axes())
+
+
+def replicated_on_all_ranks(roles: Iterable[str]) -> Replication:
+    """Say that all ranks of a group have the same bytes: there is one head, which each rank keeps whole."""
+    return Replication(axes=_axes(), sharded_over={role: frozenset() for role in roles})
+
+
+def _axes() -> tuple[RankAxis, ...]:
+    """Return the axes with more than one rank.
+
+    Raises:
+        UnsupportedKVCacheError: slots are split over the ranks.
+    """
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel: _Parallel = get_parallel()
+    if parallel.attn_dcp_size > 1:
+        msg = (
+            f"decode context parallelism over {parallel.attn_dcp_size} ranks splits the slots of a page among them, "
+            f"and its virtual slots are not described; run SGLang without --dcp-size"
+        )
+        raise UnsupportedKVCacheError(msg)
+    axes = []
+    if parallel.attn_tp_size > 1:
+        axes.append(RankAxis(name="tp", rank=parallel.attn_tp_rank, size=parallel.attn_tp_size))
+    if parallel.attn_cp_size > 1:
+        axes.append(RankAxis(name="cp", rank=parallel.attn_cp_rank, size=parallel.attn_cp_size))
+    return tuple(axes)

@@ -1,0 +1,90 @@
+"""Multi-head latent attention: `MLATokenToKVPool`, one latent for each slot and layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from kvlinker.description import DescribeRequest, Fact, KVCacheDescription, LogicalPool
+from kvlinker.errors import UnsupportedKVCacheError
+from kvlinker_sglang.describe.buffers import (
+    HeldTensors,
+    attention_layers,
+    require_same_facts,
+    spans_of,
+    value_format,
+)
+from kvlinker_sglang.describe.classes import changed, class_name, require_class
+from kvlinker_sglang.describe.engine import replicated_on_all_ranks
+from kvlinker_sglang.describe.requests import draft_pools, require_page_size
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["POOL", "LatentPool", "describe", "latents_of"]
+
+POOL = "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool"
+
+
+@runtime_checkable
+class LatentPool(Protocol):
+    """What is read of an `MLATokenToKVPool`."""
+
+    page_size: int
+    layer_num: int
+    start_layer: int
+    dtype: torch.dtype
+    store_dtype: torch.dtype
+    kv_buffer: list[torch.Tensor]
+    kv_scale_buffer: object
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    use_dsa: bool
+    dcp_replicated: bool
+
+
+def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
+    """Return the description of a worker's pool and its drafts; see `describe_pool`."""
+    target = _latent_pool(pool, "the pool", request)
+    facts = _facts(target, "the pool")
+    drafts = []
+    for i, draft in enumerate(draft_pools(request)):
+        drafts.append(_latent_pool(draft, f"draft pool {i}", request))
+        require_same_facts(_facts(drafts[i], f"draft pool {i}"), facts, f"draft pool {i}")
+    buffers = {"latent": spans_of("latent", latents_of(target))}
+    if drafts:
+        buffers["draft_latent"] = spans_of("draft_latent", *map(latents_of, drafts))
+    return KVCacheDescription(
+        family="mla",
+        page_size=request.page_size,
+        buffers=buffers,
+        layers=attention_layers(target.start_layer, target.layer_num),
+        logical_pools=(LogicalPool(name="kv", page_size=target.page_size),),
+        facts=facts,
+        replication=replicated_on_all_ranks(buffers),
+    )
+
+
+def latents_of(pool: LatentPool) -> HeldTensors:
+    """Return what reads a pool's latents."""
+    return lambda: pool.kv_buffer
+
+
+def _latent_pool(pool: object, where: str, request: DescribeRequest) -> LatentPool:
+    require_class(pool, POOL, where)
+    if not isinstance(pool, LatentPool):
+        raise changed(pool, LatentPool)
+    require_page_size(pool, pool.page_size, request)
+    if pool.use_dsa or pool.kv_scale_buffer is not None or pool.dcp_replicated:
+        msg = (
+            f"{where}, a {class_name(pool)}, keeps a sparse-attention latent, scales or virtual slots, which are not "
+            f"described; run SGLang without decode context parallelism, and with --kv-cache-dtype bf16 or fp8_e4m3"
+        )
+        raise UnsupportedKVCacheError(msg)
+    return pool
+
+
+def _facts(pool: LatentPool, where: str) -> dict[str, Fact]:
+    return {
+        "kv_format": value_format(pool.dtype, pool.store_dtype, where),
+        "latent_values": pool.kv_lora_rank + pool.qk_rope_head_dim,
+    }
