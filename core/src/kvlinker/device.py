@@ -160,8 +160,11 @@ def _check_host(plan: TransferPlan, host: HostObjects) -> None:
 
 
 def _copy(plan: TransferPlan, host: HostObjects, *, to_host: bool) -> None:
-    if not plan.pages.contiguous or plan.num_pages <= _FEW_RANGES:
+    if not plan.pages.contiguous:
         _copy_ranges(plan, host, to_host=to_host)
+        return
+    if plan.num_pages <= _FEW_RANGES:
+        _copy_few(plan, host, to_host=to_host)
         return
     for i in range(len(plan.spans.base)):
         _copy_span(plan, host, i, to_host=to_host)
@@ -190,6 +193,17 @@ def _copy_span(plan: TransferPlan, host: HostObjects, i: int, *, to_host: bool) 
         _move(target.addresses(), source.addresses(), repeat(size))
     else:
         _move_rows(target, source, size)
+
+
+def _copy_few(plan: TransferPlan, host: HostObjects, *, to_host: bool) -> None:
+    """Copy the ranges of a few whole pages one by one, span by span."""
+    spans, pages = plan.spans, plan.pages
+    pool = spans.base[:, None] + pages.row * spans.stride[:, None]
+    first = host.span.base_ptr - host.first_offset + host.slots * host.span.row_stride
+    slots = first + spans.offset[:, None]
+    target, source = (slots, pool) if to_host else (pool, slots)
+    sizes = np.repeat(plan.range_bytes, plan.num_pages)
+    _move(target.reshape(-1), source.reshape(-1), sizes.tolist())
 
 
 def _copy_ranges(plan: TransferPlan, host: HostObjects, *, to_host: bool) -> None:

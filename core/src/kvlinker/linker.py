@@ -32,7 +32,7 @@ from kvlinker.linker_parts import LinkerParts
 from kvlinker.load_batch import LoadRequest, PoolRequest
 from kvlinker.loads import LoadQueue
 from kvlinker.lookups import LookupTable
-from kvlinker.metrics import LinkerMetrics, TokenOutcome
+from kvlinker.metrics import LinkerMetrics, QueueDepths, TokenOutcome
 from kvlinker.offloads import OffloadQueue, PoolOffload
 from kvlinker.pool_keys import GroupKeys, Quarantine
 from kvlinker.pools import KV, DevicePoolGroup
@@ -113,6 +113,7 @@ class Linker:
         if self._store.capabilities.registers_memory:
             self._register(store)
         self._raw_store = store
+        self._quarantine = Quarantine(seconds=self.options.quarantine_seconds)
         self._cleanup = Cleanup(self.failures, seconds=self.options.quiesce_seconds)
         parts = LinkerParts(
             group=group,
@@ -120,7 +121,7 @@ class Linker:
             options=self.options,
             metrics=self.metrics,
             failures=self.failures,
-            quarantine=Quarantine(seconds=self.options.quarantine_seconds),
+            quarantine=self._quarantine,
             cleanup=self._cleanup,
         )
         self._lookups = LookupTable(parts)
@@ -176,6 +177,16 @@ class Linker:
     def pending(self) -> int:
         """Lookups, loads and offloads that are remembered, queued or under way."""
         return len(self._lookups) + len(self._loads) + len(self._offloads)
+
+    @property
+    def depths(self) -> QueueDepths:
+        """How much of each kind is open; may be asked from any thread."""
+        return QueueDepths(
+            lookups=len(self._lookups),
+            loads=len(self._loads),
+            offloads=len(self._offloads),
+            quarantined=len(self._quarantine),
+        )
 
     # ---- lookup and load ----------------------------------------------------------------------
 

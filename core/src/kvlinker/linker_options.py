@@ -36,6 +36,8 @@ class LinkerOptions:
     max_queued_offloads: int = 64
     """Offers beyond this complete False without being read."""
     max_remembered_lookups: int = 4096
+    min_hit_tokens: int = 1
+    """Boundaries of fewer tokens are not offered: loading them would take longer than computing them."""
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -258,16 +258,18 @@ class LoadQueue:
     ) -> None:
         for part, (session, sub) in enumerate(zip(sessions, plan.by_part(), strict=True)):
             _check_wanted(batch)
-            written = access.bytes_written
+            written, began = access.bytes_written, time.monotonic()
             statuses = checked_read(self._store.name, session, sub, access)
+            seconds = time.monotonic() - began
             _check_wanted(batch)
             bad = [page for page, status in enumerate(statuses) if status is not ReadStatus.OK]
-            self._check_written(sub, len(bad), access.bytes_written - written)
+            claimed = self._check_written(sub, len(bad), access.bytes_written - written)
+            self._metrics.load(sub.pool, claimed, seconds)
             if bad:
                 self._fail_pages(batch, pool, part, bad, statuses)
 
-    def _check_written(self, plan: TransferPlan, bad: int, written: int) -> None:
-        """Count the bytes, and refuse an OK for bytes that never went through the access."""
+    def _check_written(self, plan: TransferPlan, bad: int, written: int) -> int:
+        """Return the bytes that were read; refuse an OK for bytes that never went through the access."""
         claimed = (plan.num_pages - bad) * int(plan.range_bytes.sum())
         if written < claimed and not self._store.capabilities.device_memory:
             msg = (
@@ -275,7 +277,7 @@ class LoadQueue:
                 f"{written} B; its store plugin is at fault"
             )
             raise StoreContractError(msg)
-        self._metrics.count("load_bytes", claimed)
+        return claimed
 
     def _fail_pages(
         self,

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvlinker.boundaries import BoundaryResult, PoolNeed, needed_pages, restorable_boundaries
 from kvlinker.errors import StoreTimeoutError
@@ -43,6 +43,8 @@ class _Search:
     needs: tuple[PoolNeed, ...]
     lock: threading.Lock = field(default_factory=threading.Lock)
     result: BoundaryResult = _NOTHING
+    too_short: int = 0
+    """Pages of the longest boundary, where all of them are too short to be offered."""
     hold: Hold | None = None
     answered: bool = False
     failed: bool = False
@@ -122,7 +124,8 @@ class LookupTable:
         self._run(search, keys)
         result = search.result
         longest = result.boundaries[-1] if result.boundaries else 0
-        self._settle_miss(search, (len(kv_keys) - longest) * page)
+        self._metrics.settle(TokenOutcome.NOT_TAKEN, search.too_short * page)
+        self._settle_miss(search, (len(kv_keys) - longest - search.too_short) * page)
         if not search.answered:
             # A store that could not answer may do so the next time; its breaker keeps that cheap.
             return ()
@@ -168,7 +171,7 @@ class LookupTable:
 
     def _search(self, search: _Search, keys: GroupKeys) -> None:
         try:
-            result = self._find(search, keys)
+            result, too_short = self._long_enough(self._find(search, keys))
             hold = None
             if result.boundaries and self._store.capabilities.leases:
                 result, hold = self._held(search, keys, result)
@@ -180,7 +183,8 @@ class LookupTable:
             return
         with search.lock:
             if not search.abandoned:
-                search.result, search.hold, search.answered = result, hold, True
+                search.result, search.too_short = result, too_short
+                search.hold, search.answered = hold, True
                 return
         if hold is not None:
             self._cleanup.now(hold.release)
@@ -200,6 +204,13 @@ class LookupTable:
             return [p and not q for p, q in zip(present, isolated, strict=True)]
 
         return restorable_boundaries(search.needs, len(search.page_keys), probe)
+
+    def _long_enough(self, result: BoundaryResult) -> tuple[BoundaryResult, int]:
+        """Drop what is not worth a load; also return the longest boundary where none is left."""
+        page, least = self._group.page_size, self._options.min_hit_tokens
+        kept = tuple(b for b in result.boundaries if b * page >= least)
+        too_short = result.boundaries[-1] if result.boundaries and not kept else 0
+        return replace(result, boundaries=kept), too_short
 
     def _held(
         self, search: _Search, keys: GroupKeys, result: BoundaryResult

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
-__all__ = ["LinkerMetrics", "MetricsSnapshot", "TokenOutcome"]
+__all__ = ["LinkerMetrics", "MetricsSnapshot", "PoolTraffic", "QueueDepths", "TokenOutcome"]
 
 
 class TokenOutcome(Enum):
@@ -27,6 +27,17 @@ class TokenOutcome(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolTraffic:
+    """What was moved for one pool, and how long the store took."""
+
+    load_bytes: int = 0
+    load_seconds: float = 0.0
+    offload_bytes: int = 0
+    offload_seconds: float = 0.0
+    """Of writes that store several pools at once, the pool's share by bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSnapshot:
     """All counters at one moment."""
 
@@ -38,12 +49,28 @@ class MetricsSnapshot:
     """Tokens in reason MISS, by the pool that ended the search, or by the store where it gave no answer."""
     events: Mapping[str, int]
     """Calls, objects, bytes and errors by name, such as `lookups` or `offload_bytes`."""
+    pools: Mapping[str, PoolTraffic]
+    """By the name of the pool."""
 
     @property
     def closes(self) -> bool:
         """Whether no token is counted in two reasons: every one looked up is in one, or still open."""
         settled = sum(self.tokens.values())
         return self.tokens_open >= 0 and self.tokens_looked_up == self.tokens_open + settled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDepths:
+    """What a linker has open at one moment."""
+
+    lookups: int
+    """Answers that are remembered, with what they hold."""
+    loads: int
+    """Queued requests and batches under way."""
+    offloads: int
+    """Offers that were accepted and whose completion was not taken."""
+    quarantined: int
+    """Objects that could not be read and count as missing."""
 
 
 class LinkerMetrics:
@@ -57,6 +84,7 @@ class LinkerMetrics:
         self._tokens: Counter[TokenOutcome] = Counter()
         self._misses: Counter[str] = Counter()
         self._events: Counter[str] = Counter()
+        self._pools: defaultdict[str, PoolTraffic] = defaultdict(PoolTraffic)
 
     def look_up(self, tokens: int) -> None:
         """Open tokens."""
@@ -77,6 +105,26 @@ class LinkerMetrics:
         with self._lock:
             self._events[event] += amount
 
+    def load(self, pool: str, size: int, seconds: float) -> None:
+        """Count bytes that were read into a pool."""
+        with self._lock:
+            self._events["load_bytes"] += size
+            old = self._pools[pool]
+            self._pools[pool] = replace(
+                old, load_bytes=old.load_bytes + size, load_seconds=old.load_seconds + seconds
+            )
+
+    def offload(self, pool: str, size: int, seconds: float) -> None:
+        """Count bytes that were stored of a pool."""
+        with self._lock:
+            self._events["offload_bytes"] += size
+            old = self._pools[pool]
+            self._pools[pool] = replace(
+                old,
+                offload_bytes=old.offload_bytes + size,
+                offload_seconds=old.offload_seconds + seconds,
+            )
+
     def snapshot(self) -> MetricsSnapshot:
         """Return a consistent copy."""
         with self._lock:
@@ -86,4 +134,5 @@ class LinkerMetrics:
                 tokens_open=self._open,
                 misses_by_pool=MappingProxyType(dict(self._misses)),
                 events=MappingProxyType(dict(self._events)),
+                pools=MappingProxyType(dict(self._pools)),
             )

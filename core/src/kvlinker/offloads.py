@@ -173,11 +173,17 @@ class OffloadQueue:
             return True
         _check_wanted(offload)
         access = PermittedAccess(self._access, offload.permit, self._group.check_live)
+        began = time.monotonic()
         answers = self._store.write(batches, access, may_publish=offload.permit.try_publish)
+        seconds = time.monotonic() - began
         _check_wanted(offload)
         self._check_read(batches, answers, access.bytes_read)
         self._check_asked(answers, offload.permit)
-        noted = [self._note(batch, answer) for batch, answer in zip(batches, answers, strict=True)]
+        rate = seconds / sum(batch.plan.total_bytes for batch in batches)
+        noted = [
+            self._note(batch, answer, batch.plan.total_bytes * rate)
+            for batch, answer in zip(batches, answers, strict=True)
+        ]
         return all(noted)
 
     def _check_read(
@@ -243,13 +249,15 @@ class OffloadQueue:
             if bad or not there
         ]
 
-    def _note(self, batch: WriteBatch, statuses: tuple[WriteStatus, ...]) -> bool:
+    def _note(
+        self, batch: WriteBatch, statuses: tuple[WriteStatus, ...], seconds: float
+    ) -> bool:
         written = [
             key for key, s in zip(batch.keys, statuses, strict=True) if s is WriteStatus.WRITTEN
         ]
         self._quarantine.lift(written)
         self._metrics.count("offload_objects", len(written))
-        self._metrics.count("offload_bytes", len(written) * batch.plan.object_bytes)
+        self._metrics.offload(batch.plan.pool, len(written) * batch.plan.object_bytes, seconds)
         bad = [i for i, status in enumerate(statuses) if not status.is_stored]
         if bad:
             self._failures.report(
