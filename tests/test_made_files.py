@@ -16,6 +16,7 @@ MOST_BYTES = 100_000
 # Bytes of a token, and of a stored boundary beside them: config.json of each model, as in its plugin's tests.
 SIZES = {
     "llama-3.1-8b": (131_072, 0),
+    "gpt-oss-120b": (36_864, 4_718_592),
     "deepseek-v3": (70_272, 0),
     "deepseek-v3.2": (78_324, 0),
     "glm-5.2": (92_628, 0),

@@ -29,12 +29,20 @@ from kvlinker_deepseek_v4.host_tier import ByteCapacity, plan_host_tier
 from kvlinker_dsa import planned as dsa
 from kvlinker_mha import planned as mha
 from kvlinker_mla import planned as mla
+from kvlinker_swa import planned as swa
 from kvlinker_transformers.engine import pools_for_config
 from kvlinker_transformers.models import TINY_MODEL_TYPES, tiny_model
 
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 SPARSE = {**LATENT, "index_head_dim": 128}
 V4 = {"head_dim": 512, "index_head_dim": 128, "sliding_window": 128}
+GPT_OSS = {
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "sliding_window": 128,
+}
 FLASH = [0, 0, *[4, 128] * 20, 4, 0]
 PRO = [128, 128, *[4, 128] * 29, 4, 0]
 
@@ -66,6 +74,38 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
         "hidden_size": 576,
         "torch_dtype": "bfloat16",
     },
+    "gemma-3-1b": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 26,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "hidden_size": 1152,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "torch_dtype": "bfloat16",
+    },
+    "gemma-3-27b": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 62,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "sliding_window": 1024,
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        **GPT_OSS,
+    },
+    "gpt-oss-120b": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 36,
+        "layer_types": ["sliding_attention", "full_attention"] * 18,
+        **GPT_OSS,
+    },
     "deepseek-v3": {"model_type": "deepseek_v3", "num_hidden_layers": 61, **LATENT},
     "deepseek-v3.2": {"model_type": "deepseek_v32", "num_hidden_layers": 61, **SPARSE},
     "glm-5": {"model_type": "glm_moe_dsa", "num_hidden_layers": 78, **SPARSE},
@@ -90,6 +130,13 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
     },
 }
 """What config.json of each model says about its cache."""
+MODEL_TYPES = [
+    mha.MODEL_TYPES,
+    mla.MODEL_TYPES,
+    frozenset(swa.MODELS),
+    dsa.MODEL_TYPES,
+    v4.MODEL_TYPES,
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +159,11 @@ SIZES = [
     Size(model="llama-3.1-8b", per_token=131_072, facts={"kv_layout": "head_major"}),
     Size(model="qwen3-8b", per_token=147_456),
     Size(model="smollm2-135m", per_token=23_040),
+    Size(model="gemma-3-1b", per_token=4_096, per_boundary=11_534_336),
+    Size(model="gemma-3-27b", per_token=81_920, per_boundary=436_207_616),
+    Size(model="gpt-oss-20b", per_token=24_576, per_boundary=3_145_728),
+    Size(model="gpt-oss-20b", per_token=12_288, per_boundary=1_572_864, facts=RAW),
+    Size(model="gpt-oss-120b", per_token=36_864, per_boundary=4_718_592),
     Size(model="deepseek-v3", per_token=70_272),
     Size(model="deepseek-v3.2", per_token=78_324),
     Size(model="deepseek-v3.2", per_token=48_068, facts=PACKED),
@@ -250,20 +302,19 @@ def test_a_configuration_gives_the_layout_that_the_engine_describes(
 
 
 def test_every_model_type_is_one_that_transformers_knows_or_that_ships_its_own_code() -> None:
-    known = mha.MODEL_TYPES | mla.MODEL_TYPES | dsa.MODEL_TYPES | v4.MODEL_TYPES
+    known = frozenset().union(*MODEL_TYPES)
 
     assert sorted(known - set(CONFIG_MAPPING)) == ["kimi_k2"]
 
 
 def test_no_two_plugins_know_one_model_type() -> None:
-    kinds = [mha.MODEL_TYPES, mla.MODEL_TYPES, dsa.MODEL_TYPES, v4.MODEL_TYPES]
-
-    assert len(frozenset().union(*kinds)) == sum(len(kind) for kind in kinds)
+    assert len(frozenset().union(*MODEL_TYPES)) == sum(map(len, MODEL_TYPES))
 
 
 def test_drafts_ride_on_the_models_layers(registry: PluginRegistry) -> None:
     for model, more in {
         "llama-3.1-8b": 4096,
+        "gpt-oss-20b": 2048,
         "deepseek-v3": 1152,
         "deepseek-v3.2": 1152 + 132,
         "deepseek-v4-flash": 0,
@@ -289,4 +340,4 @@ def test_an_unknown_model_type_is_declined_by_everybody(registry: PluginRegistry
         plugin.name: plugin.describe_config(config, ModelConfigRequest()) for plugin in plugins
     }
 
-    assert answers == dict.fromkeys(["deepseek_v4", "dsa", "mha", "mla"])
+    assert answers == dict.fromkeys(["deepseek_v4", "dsa", "mha", "mla", "swa"])

@@ -49,6 +49,23 @@ def cache(
     )
 
 
+def hybrid() -> KVCacheDescription:
+    """Describe a layer of full attention, and one that looks through a window."""
+    described = cache(
+        "swa",
+        {role: [(SLOTS, 256)] for role in ("k", "v", "swa_k", "swa_v")},
+        kv_layout="token_major",
+        kv_format="bf16",
+        kv_scaled=0,
+    )
+    full, sliding = described.layers
+    return replace(
+        described,
+        layers=(full, replace(sliding, kind="sliding")),
+        logical_pools=(KV, LogicalPool(name="swa", page_size=PAGE, window=128)),
+    )
+
+
 def caches() -> dict[str, KVCacheDescription]:
     """Return one cache for each plugin, under the plugin's name."""
     return {
@@ -60,6 +77,7 @@ def caches() -> dict[str, KVCacheDescription]:
             kv_scaled=0,
         ),
         "mla": cache("mla", {"latent": [(SLOTS, 1152)] * 2}, kv_format="bf16"),
+        "swa": hybrid(),
         "dsa": cache(
             "dsa",
             {"kv": [(SLOTS, 1152)] * 2, "index_k": [(PAGES, PAGE * 132)] * 2},
@@ -93,7 +111,9 @@ def caches() -> dict[str, KVCacheDescription]:
     }
 
 
-@pytest.mark.parametrize("name", ["mha", "mla", "dsa", "deepseek_v4", "example", "example_engine"])
+@pytest.mark.parametrize(
+    "name", ["mha", "mla", "swa", "dsa", "deepseek_v4", "example", "example_engine"]
+)
 def test_s3_every_family_has_one_strategy_and_the_others_decline(
     registry: PluginRegistry, name: str
 ) -> None:
@@ -123,3 +143,12 @@ def test_s3_a_refusal_reaches_the_reader_with_its_numbers(registry: PluginRegist
         UnsupportedKVCacheError, match="pages of 128 slots and the prefix tree pages of 64"
     ):
         select_strategy(description, registry)
+
+
+def test_s1_a_hybrid_that_calls_itself_plain_attention_is_taken_by_nobody(
+    registry: PluginRegistry,
+) -> None:
+    plain = replace(hybrid(), family="mha")
+
+    with pytest.raises(UnsupportedKVCacheError, match=r"logical pools \['swa'\] are unknown here"):
+        select_strategy(plain, registry)

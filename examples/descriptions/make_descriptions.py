@@ -79,6 +79,22 @@ def grouped_query(layers: int, heads: int, head_dim: int) -> KVCacheDescription:
     return describe("mha", 64, plain_layers(layers), buffers, facts)
 
 
+def hybrid(kinds: Sequence[str], heads: int, head_dim: int, window: int) -> KVCacheDescription:
+    """Return a cache of full and sliding-window layers in bf16, pages of 64 tokens."""
+    addresses, rows, row_bytes = Addresses(), PAGES * 64, heads * head_dim * 2
+    layers = [
+        LayerFacts(layer=layer, global_layer=layer, kind=kind) for layer, kind in enumerate(kinds)
+    ]
+    buffers = {
+        f"{prefix}{role}": addresses.spans(list(kinds).count(kind), rows, row_bytes)
+        for prefix, kind in (("", "attention"), ("swa_", "sliding"))
+        for role in ("k", "v")
+    }
+    facts: dict[str, Fact] = {"kv_layout": "token_major", "kv_format": "bf16", "kv_scaled": 0}
+    windows = LogicalPool(name="swa", page_size=64, window=window)
+    return describe("swa", 64, layers, buffers, facts, windows)
+
+
 def latent(layers: int) -> KVCacheDescription:
     """Return an MLA cache in bf16: latent 512 and rope 64, pages of 64 tokens."""
     buffers = {"latent": Addresses().spans(layers, PAGES * 64, 576 * 2)}
@@ -145,6 +161,7 @@ def descriptions() -> dict[str, KVCacheDescription]:
     every_fourth = frozenset({0, 1, *range(2, 78, 4)})
     return {
         "llama-3.1-8b": grouped_query(32, heads=8, head_dim=128),
+        "gpt-oss-120b": hybrid(["sliding", "attention"] * 18, heads=8, head_dim=64, window=128),
         "deepseek-v3": latent(61),
         "deepseek-v3.2": sparse(61, frozenset(range(61))),
         "glm-5.2": sparse(78, every_fourth),
