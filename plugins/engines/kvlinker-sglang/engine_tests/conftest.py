@@ -10,5 +10,6 @@ os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let SGLang warn of what it cannot do without a GPU; warnings of all others stay errors."""
+    """Let SGLang, and what it imports of torch, warn; warnings of all others stay errors."""
     config.addinivalue_line("filterwarnings", r"ignore::UserWarning:sglang\..*")
+    config.addinivalue_line("filterwarnings", r"ignore::DeprecationWarning:torch\..*")

@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
+from sglang.srt.environ import envs
+from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.runtime_context import get_context, get_exec
 
 __all__ = [
     "V4_FLASH",
@@ -26,8 +31,6 @@ V4_PRO = (128, 128, *(4, 128) * 29, 4)
 @cache
 def publish_configuration() -> None:
     """Let this process's pools ask for the server's configuration: a server of one rank on the CPU."""
-    from sglang.srt.runtime_context import get_context
-
     torch.set_num_threads(1)
     get_context().override_server_args(device="cpu").install()
 
@@ -46,8 +49,6 @@ def heads_pool(
 ) -> object:
     """Return an `MHATokenToKVPool`."""
     publish_configuration()
-    from sglang.srt.environ import envs
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
     with envs.SGLANG_USE_HND_KVCACHE.override(head_major):
         return MHATokenToKVPool(
@@ -78,8 +79,6 @@ def windows_pool(
 ) -> object:
     """Return an `SWAKVPool` of two pools of K and V."""
     publish_configuration()
-    from sglang.srt.environ import envs
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     with envs.SGLANG_USE_HND_KVCACHE.override(head_major):
         return SWAKVPool(
@@ -105,7 +104,6 @@ def latent_pool(
 ) -> object:
     """Return an `MLATokenToKVPool` of DeepSeek V3's latents."""
     publish_configuration()
-    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 
     return MLATokenToKVPool(
         size=pages * page_size,
@@ -143,7 +141,6 @@ def sparse_pool(
         index_kpool: tokens folded into an index key.
     """
     publish_configuration()
-    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 
     page_size = 64 * index_kpool
     return DSATokenToKVPool(
@@ -188,8 +185,6 @@ def v4_pool(
         hisparse: keep C4 pages where HiSparse wants them.
     """
     publish_configuration()
-    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
-    from sglang.srt.runtime_context import get_exec
 
     page_size, end = 256, len(ratios) if end is None else end
     slots = pages * page_size
@@ -218,4 +213,5 @@ def v4_pool(
             end_layer=end,
             enable_hisparse=hisparse,
             is_draft_worker=draft,
+            kv_source_layers=[layer for layer, ratio in enumerate(ratios) if ratio in {1, 2}],
         )

@@ -1,0 +1,177 @@
+"""Examples of the real SGLang's pools that are described, with what of their memory is no part of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from real_pools import heads_pool, latent_pool, sparse_pool, v4_pool, windows_pool
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+
+from kvlinker.description import Fact
+from kvlinker.testing.engines import PoolExample
+
+__all__ = ["DESCRIBED", "WINDOW"]
+
+WINDOW = 40
+"""Slots that window layers look back: two pages of 16 and a half."""
+_ADDRESSES = {"*data_ptrs": "addresses of the buffers, which every process makes for itself"}
+_STRIDES = {"*data_strides": "row sizes of the buffers, which every process makes for itself"}
+_HEADS = {**_ADDRESSES, **_STRIDES}
+_TRANSLATION = {
+    "full_to_swa_index_mapping": "where windows are now; restored pages get other slots, and other entries"
+}
+_C128_STATE = {
+    "compress_state_pools.2.*": "the unfinished 128 tokens of running requests; none are open at a page's end"
+}
+
+
+def _allocated_windows() -> object:
+    """Return an `SWAKVPool` with the translation of slots that its allocator gives it."""
+    pool = windows_pool()
+    SWATokenToKVPoolAllocator(
+        size=256,
+        size_swa=128,
+        page_size=16,
+        dtype=torch.bfloat16,
+        device="cpu",
+        kvcache=pool,
+        need_sort=False,
+    )
+    return pool
+
+
+def _example(
+    name: str,
+    make: Callable[[], object],
+    *,
+    page_size: int = 16,
+    excused: Mapping[str, str],
+    facts: Mapping[str, Fact] = {},
+    drafts: Callable[[], Mapping[str, object]] = dict,
+) -> PoolExample:
+    return PoolExample(
+        name=name, make=make, page_size=page_size, facts=facts, extras=drafts, excused=excused
+    )
+
+
+def _packed(*make: Callable[[], object]) -> Callable[[], Mapping[str, object]]:
+    return lambda: {"mtp_draft_device_pools": tuple(one() for one in make)}
+
+
+def _beside(make: Callable[[], object]) -> Callable[[], Mapping[str, object]]:
+    return lambda: {"sidecar_draft_device_pools": (make(),)}
+
+
+_FP8 = torch.float8_e4m3fn
+_window = {"sliding_window": WINDOW}
+
+_MHA = (
+    _example("mha", heads_pool, excused=_HEADS),
+    _example("mha-fp8", partial(heads_pool, dtype=_FP8), excused=_HEADS),
+    _example("mha-fp8_e5m2", partial(heads_pool, dtype=torch.float8_e5m2), excused=_HEADS),
+    _example("mha-head_major", partial(heads_pool, head_major=True), excused=_HEADS),
+    _example("mha-unequal", partial(heads_pool, v_head_dim=32), excused=_HEADS),
+    _example("mha-second_stage", partial(heads_pool, start_layer=3), excused=_HEADS),
+    _example(
+        "mha-draft_beside",
+        heads_pool,
+        excused=_HEADS,
+        drafts=_beside(partial(heads_pool, layers=1, heads=4, pages=8)),
+    ),
+    _example(
+        "mha-drafts_packed",
+        heads_pool,
+        excused=_HEADS,
+        drafts=_packed(*[partial(heads_pool, layers=1)] * 2),
+    ),
+)
+_SWA = (
+    _example("swa", _allocated_windows, excused=_HEADS | _TRANSLATION, facts=_window),
+    _example("swa-fp8", partial(windows_pool, dtype=_FP8), excused=_HEADS, facts=_window),
+    _example(
+        "swa-head_major", partial(windows_pool, head_major=True), excused=_HEADS, facts=_window
+    ),
+    _example(
+        "swa-draft_beside",
+        windows_pool,
+        excused=_HEADS,
+        facts=_window,
+        drafts=_beside(partial(heads_pool, layers=1)),
+    ),
+    _example(
+        "swa-drafts_packed",
+        windows_pool,
+        excused=_HEADS,
+        facts=_window,
+        drafts=_packed(
+            partial(windows_pool, full=(), sliding=(0,)), partial(windows_pool, full=(0,), sliding=())
+        ),
+    ),
+)
+_MLA = (
+    _example("mla", latent_pool, excused=_ADDRESSES),
+    _example("mla-fp8", partial(latent_pool, dtype=_FP8), excused=_ADDRESSES),
+    _example(
+        "mla-drafts_packed",
+        latent_pool,
+        excused=_ADDRESSES,
+        drafts=_packed(partial(latent_pool, layers=1)),
+    ),
+)
+_DSA = (
+    _example("dsa", sparse_pool, page_size=64, excused=_ADDRESSES),
+    _example(
+        "dsa-fp8_packed",
+        partial(sparse_pool, dtype=_FP8, row_values=656),
+        page_size=64,
+        excused=_ADDRESSES,
+    ),
+    _example("dsa-fp8", partial(sparse_pool, dtype=_FP8), page_size=64, excused=_ADDRESSES),
+    _example(
+        "dsa-absent_indexer",
+        partial(sparse_pool, without_index=(1,)),
+        page_size=64,
+        excused=_ADDRESSES,
+    ),
+    _example(
+        "dsa-dead_indexer",
+        partial(sparse_pool, start_layer=3),
+        page_size=64,
+        excused=_ADDRESSES,
+        facts={"shared_index_layers": (4,)},
+    ),
+    _example(
+        "dsa-drafts_packed",
+        sparse_pool,
+        page_size=64,
+        excused=_ADDRESSES,
+        drafts=_packed(*[partial(sparse_pool, layers=1)] * 2),
+    ),
+)
+_V4 = (
+    _example("v4", v4_pool, page_size=256, excused=_C128_STATE),
+    _example("v4-fp4", partial(v4_pool, fp4_indexer=True), page_size=256, excused=_C128_STATE),
+    _example(
+        "v4-bf16_states",
+        partial(v4_pool, state_dtype=torch.bfloat16),
+        page_size=256,
+        excused=_C128_STATE,
+    ),
+    _example(
+        "v4-second_stage",
+        partial(v4_pool, (0, 4, 0, 0, 4), start=2, end=5),
+        page_size=256,
+        excused={},
+    ),
+    _example("v4-windows_alone", partial(v4_pool, (0, 0)), page_size=256, excused={}),
+    _example(
+        "v4-drafts_packed",
+        v4_pool,
+        page_size=256,
+        excused=_C128_STATE,
+        drafts=_packed(*[partial(v4_pool, (0,), draft=True)] * 2),
+    ),
+)
+DESCRIBED = (*_MHA, *_SWA, *_MLA, *_DSA, *_V4)
