@@ -486,3 +486,58 @@ class Saying(Fault):
         del affected
         proceed()
         return [self.value] * call.count
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_l2_boundaries_of_too_few_tokens_are_not_offered(family: Family) -> None:
+    with linked(family) as plain:
+        page_size = plain.linker.group.page_size
+    with linked(family, options=replace(PATIENT, min_hit_tokens=5 * page_size)) as rig:
+        rig.keep(KEYS, lengths=(4, 5))
+
+        assert rig.linker.lookup("a", rig.asked(KEYS)) == [5, 6]
+
+
+def test_l11_what_is_too_short_is_held_by_nobody_and_counted_as_not_taken() -> None:
+    with linked(Family.MHA, options=replace(PATIENT, min_hit_tokens=10_000)) as rig:
+        rig.keep(KEYS[:4])
+
+        found = rig.linker.lookup("a", rig.asked(KEYS))
+
+        page_size = rig.linker.group.page_size
+        assert found == []
+        assert rig.memory_store.kept() == 0
+        assert tokens_of(rig.linker) == {
+            TokenOutcome.NOT_TAKEN: 4 * page_size,
+            TokenOutcome.MISS: 2 * page_size,
+        }
+
+
+def test_depths_say_what_is_open() -> None:
+    with linked(Family.MHA) as rig:
+        rig.keep(KEYS)
+        rig.linker.lookup("a", rig.asked(KEYS))
+        rig.linker.lookup("b", rig.asked(KEYS))
+        rig.linker.load("b", rig.transfers(KEYS))
+
+        depths = rig.linker.depths
+
+        assert (depths.lookups, depths.loads, depths.offloads) == (1, 1, 0)
+        assert depths.quarantined == 0
+
+
+def test_what_was_moved_is_counted_for_each_pool() -> None:
+    with linked(Family.DSA) as rig:
+        rig.keep(KEYS)
+        rig.linker.load("a", rig.transfers(KEYS))
+        rig.linker.finish_layer_wise_loading(rig.linker.start_layer_wise_loading())
+        rig.linker.offload(rig.transfers(page_keys(2, chain="other")))
+        wait_for(lambda: rig.linker.num_completed_offloads() == 1, "the completion")
+
+        pools = rig.linker.metrics.snapshot().pools
+
+        for entry in rig.linker.group.entries:
+            assert pools[entry.name].load_bytes == 6 * entry.page_bytes
+            assert pools[entry.name].offload_bytes == 2 * entry.page_bytes
+            assert pools[entry.name].load_seconds > 0
+            assert pools[entry.name].offload_seconds > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from kvlinker.metrics import LinkerMetrics, TokenOutcome
+from kvlinker.metrics import LinkerMetrics, PoolTraffic, TokenOutcome
 
 
 def test_l11_a_token_is_open_until_it_is_settled() -> None:
@@ -66,3 +66,16 @@ def test_counters_of_several_threads_add_up() -> None:
     counted = metrics.snapshot()
     assert (counted.tokens_looked_up, counted.tokens_open) == (600, 200)
     assert counted.events["loads"] == 200
+
+
+def test_bytes_and_seconds_are_counted_for_each_pool() -> None:
+    metrics = LinkerMetrics()
+    metrics.load("kv", 10, 0.5)
+    metrics.load("kv", 20, 0.25)
+    metrics.offload("swa", 7, 2.0)
+
+    counted = metrics.snapshot()
+
+    assert counted.pools["kv"] == PoolTraffic(load_bytes=30, load_seconds=0.75)
+    assert counted.pools["swa"] == PoolTraffic(offload_bytes=7, offload_seconds=2.0)
+    assert counted.events == {"load_bytes": 30, "offload_bytes": 7}

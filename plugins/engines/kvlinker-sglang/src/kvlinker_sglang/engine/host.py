@@ -1,0 +1,81 @@
+"""Host: what the linker takes from the SGLang that it runs in, and what that says of its model."""
+
+from __future__ import annotations
+
+import sglang
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+from sglang.srt.mem_cache.utils import get_storage_hash_str
+from sglang.srt.runtime_context import get_exec, get_lora, get_model, get_serving, get_spec
+
+from kvlinker.errors import UnsupportedOperationError
+from kvlinker_sglang.compatibility import Host
+from kvlinker_sglang.identity import Checkpoint, ModelFacts
+
+__all__ = ["check_arguments", "engine_weights_version", "installed_host", "model_facts"]
+
+
+def installed_host() -> Host:
+    """Return the parts of the installed SGLang that the linker relies on."""
+    return Host(
+        version=sglang.__version__,
+        linker=UnifiedCacheLinker,
+        transfer=PoolTransfer,
+        parameters=CacheInitParams,
+        policies=PoolHitPolicy,
+        pools=PoolName,
+        updater=SchedulerWeightUpdaterManager,
+        page_hash=get_storage_hash_str,
+        make_key=RadixKey,
+    )
+
+
+def check_arguments() -> None:
+    """Refuse arguments of the server that a linker cannot live with.
+
+    Raises:
+        UnsupportedOperationError: memory is to be given away under addresses that stay.
+    """
+    if get_exec().features.enable_memory_saver:
+        msg = (
+            "--enable-memory-saver gives the pools' memory away under addresses that stay, while pages may still be "
+            "read from it; run SGLang without it, or without a linker"
+        )
+        raise UnsupportedOperationError(msg)
+
+
+def engine_weights_version() -> str | None:
+    """Return what the engine calls its weights now."""
+    version: str | None = get_serving().weight_version
+    return version
+
+
+def model_facts() -> ModelFacts:
+    """Return what the server says of its model."""
+    model, draft = get_model(), get_spec()
+    return ModelFacts(
+        engine_version=sglang.__version__,
+        model=Checkpoint(path=model.model_path, revision=model.revision),
+        weights_version=engine_weights_version(),
+        draft=_draft(draft.speculative_draft_model_path, draft.speculative_draft_model_revision),
+        adapters={
+            str(adapter.lora_name): Checkpoint(path=str(adapter.lora_path))
+            for adapter in get_lora().lora_paths or ()
+        },
+        values={
+            name: str(value)
+            for name, value in (
+                ("dtype", model.dtype),
+                ("json_model_override_args", model.json_model_override_args),
+                ("kv_cache_dtype", model.kv_cache_dtype),
+                ("quantization", model.quantization),
+            )
+        },
+    )
+
+
+def _draft(path: str | None, revision: str | None) -> Checkpoint | None:
+    return None if path is None else Checkpoint(path=path, revision=revision)

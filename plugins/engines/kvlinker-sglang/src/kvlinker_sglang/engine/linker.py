@@ -1,0 +1,212 @@
+"""The linker of one SGLang worker: SGLang's calls in the core's words, and the core's answers back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+from sglang.srt.runtime_context import get_parallel
+
+from kvlinker.description import DescribeRequest, Fact
+from kvlinker.device import DeviceEvent
+from kvlinker.entries import DevicePoolEntry
+from kvlinker.keys import KeyNamespace
+from kvlinker_sglang.compatibility import check_host
+from kvlinker_sglang.engine.host import (
+    check_arguments,
+    engine_weights_version,
+    installed_host,
+    model_facts,
+)
+from kvlinker_sglang.engine.launch import launch_name
+from kvlinker_sglang.engine.weight_updates import watch_weight_updates
+from kvlinker_sglang.identity import make_namespace
+from kvlinker_sglang.metrics import WorkerPlace
+from kvlinker_sglang.options import parse_config
+from kvlinker_sglang.page_keys import check_page_keys
+from kvlinker_sglang.transfers import EngineTransfer, core_transfers
+from kvlinker_sglang.weights import WeightsWatch
+from kvlinker_sglang.worker import Worker
+
+__all__ = ["KVLinker"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class _Allocator(Protocol):
+    def get_kvcache(self) -> object: ...
+
+
+class _Parameters(Protocol):
+    """SGLang's `CacheInitParams`, as far as it is read here."""
+
+    page_size: int
+    pp_rank: int
+    swa_retain_window: int | None
+    token_to_kv_pool_allocator: _Allocator
+    tp_cache_group: object
+    mtp_draft_device_pools: tuple[object, ...]
+    sidecar_draft_device_pools: tuple[object, ...]
+    mtp_draft_mamba_pools: tuple[object, ...]
+
+
+class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # SGLang is untyped where it is not installed
+    """Links the pools of one worker to a store; `--unified-cache-external-linker-config` names this class."""
+
+    def __init__(
+        self,
+        server_args: object,
+        params: _Parameters,
+        *,
+        components: object,
+        extra_config: object = None,
+        forward_stream: object = None,
+    ) -> None:
+        """Check the installed SGLang, open the store and link the worker's pools.
+
+        Raises:
+            KVLinkerError: the configuration, this SGLang, the pools or the store do not fit; the server ends.
+        """
+        del server_args, components  # the runtime context has the arguments as they were resolved
+        self.forward_stream = forward_stream
+        config = parse_config(extra_config)
+        host = installed_host()
+        check_host(host)
+        check_page_keys(host)
+        check_arguments()
+        namespace = make_namespace(config.namespace, model_facts())
+        self._worker = Worker(
+            params.token_to_kv_pool_allocator.get_kvcache(),
+            _request(params),
+            config,
+            namespace,
+            _place(params),
+        )
+        self._linker = self._worker.linker
+        self.layer_done_counter = self._linker.layer_done_counter
+        self.pools = _pools(self._linker.group.entries)
+        self.weights = WeightsWatch(
+            namespace,
+            launch=launch_name(params.tp_cache_group),
+            engine_version=engine_weights_version,
+        )
+        watch_weight_updates()
+        _log_namespace(namespace)
+
+    # ---- loads --------------------------------------------------------------------------------
+
+    def lookup(self, rid: str, transfers: list[EngineTransfer]) -> list[int]:
+        """Return every prefix length in pages that is restorable; see `kvlinker.linker.Linker.lookup`."""
+
+        def ask() -> list[int]:
+            if self.weights.is_mixed:
+                return []
+            return self._linker.lookup(rid, core_transfers(transfers))
+
+        return self._guarded("lookup", ask, default=[])
+
+    def load(self, rid: str, transfers: list[EngineTransfer]) -> bool:
+        """Queue a load into the given slots."""
+        return self._guarded(
+            "load", lambda: self._linker.load(rid, core_transfers(transfers)), default=False
+        )
+
+    def start_layer_wise_loading(self) -> int:
+        """Start what is queued; -1 with nothing queued."""
+        return self._linker.start_layer_wise_loading(ready=self._ready())
+
+    def finish_layer_wise_loading(self, counter_index: int) -> bool:
+        """Wait until a batch writes no more; True when all of it landed."""
+        return self._linker.finish_layer_wise_loading(counter_index)
+
+    def cancel_queued_load(self, rid: str) -> bool:
+        """Take back a load that has not started."""
+        return self._linker.cancel_queued_load(rid)
+
+    # ---- offloads -----------------------------------------------------------------------------
+
+    def offload(self, transfers: list[EngineTransfer], session_id: str | None = None) -> bool:
+        """Offer pages for storing; each accepted offer completes once, in order."""
+
+        def offer() -> bool:
+            asked = core_transfers(transfers)
+            if not asked or self.weights.is_mixed:
+                return False
+            return self._linker.offload(asked, ready=self._ready(), session_id=session_id)
+
+        return self._guarded("offload", offer, default=False)
+
+    def num_completed_offloads(self) -> int:
+        """Return how many offers have completed and were not taken."""
+        return self._linker.num_completed_offloads()
+
+    def pop_completed_offload(self) -> bool:
+        """Take the oldest completion: whether all of it is stored."""
+        return self._linker.pop_completed_offload()
+
+    def _ready(self) -> Iterator[DeviceEvent]:
+        """Record the events behind which pages may be touched, when they are asked for."""
+        events: Iterable[DeviceEvent] = self.record_offload_ready()
+        yield from events
+
+    # ---- life cycle ---------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Give up everything under way, and read anew which weights compute the KV."""
+        self._linker.reset(namespace=self._guarded("reset", self.weights.flush, default=None))
+
+    def close(self) -> None:
+        """End everything and close the store. Idempotent; runs at the end of the process, too."""
+        self._worker.close()
+
+    def _guarded(self, what: str, ask: Callable[[], _T], *, default: _T) -> _T:
+        """Answer for a question that cannot be put: the scheduler dies of an exception."""
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001  # L1
+            self._linker.failures.report(what, error)
+            return default
+
+
+def _request(params: _Parameters) -> DescribeRequest:
+    facts: dict[str, Fact] = {}
+    if params.swa_retain_window is not None:
+        facts["sliding_window"] = params.swa_retain_window
+    return DescribeRequest(
+        page_size=params.page_size,
+        facts=facts,
+        extras={
+            "mtp_draft_device_pools": tuple(params.mtp_draft_device_pools),
+            "sidecar_draft_device_pools": tuple(params.sidecar_draft_device_pools),
+            "mtp_draft_mamba_pools": tuple(params.mtp_draft_mamba_pools),
+        },
+    )
+
+
+def _pools(entries: Sequence[DevicePoolEntry]) -> dict[object, DevicePoolEntry]:
+    """Return an entry for every logical pool that has one: SGLang leaves `swa` out where it is missing."""
+    names = {member.value: member for member in PoolName}
+    return {
+        names[entry.indices_from_pool]: entry
+        for entry in reversed(entries)
+        if entry.indices_from_pool in names
+    }
+
+
+def _place(params: _Parameters) -> WorkerPlace:
+    parallel = get_parallel()
+    ranks = {"dp": parallel.dp_rank, "pp": params.pp_rank, "tp": parallel.tp_rank}
+    label = "-".join(f"{name}{rank}" for name, rank in ranks.items() if rank is not None)
+    number = (params.pp_rank * parallel.tp_size) + (parallel.tp_rank or 0)
+    return WorkerPlace(number=number, label=label)
+
+
+def _log_namespace(namespace: KeyNamespace) -> None:
+    fields = ", ".join(f"{name}={value!r}" for name, value in namespace.fields)
+    keyed = "keyed with a secret" if namespace.secret else "without a secret"
+    logger.info("kvlinker: namespace %s, %s, %s", namespace.digest.hex(), keyed, fields)

@@ -1,0 +1,115 @@
+"""Secret references: where a secret is read from, so that none ever stands in a configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from kvlinker.errors import ContractError
+
+__all__ = ["SecretReference", "check_without_secrets", "resolve_secrets"]
+
+_SECRET_NAME = re.compile(
+    r"pass(word|wd|phrase)?$|secret|token$|api_?key|access_?key|private_?key|credential|auth$",
+    re.IGNORECASE,
+)
+_URL_PASSWORD = re.compile(r"\w+://[^/\s:@]*:[^/\s@]+@")
+
+
+class SecretReference(BaseModel):
+    """An environment variable or a file that holds a secret."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
+
+    env: str | None = None
+    """Name of an environment variable."""
+    file: Path | None = None
+    """Path of a file; line ends behind the secret are not part of it."""
+
+    @model_validator(mode="after")
+    def _names_one_place(self) -> Self:
+        if (self.env is None) == (self.file is None):
+            msg = 'a secret is {"env": NAME} or {"file": PATH}, one of them'
+            raise ValueError(msg)
+        return self
+
+    def read(self) -> str:
+        """Return the secret.
+
+        Raises:
+            ContractError: the variable or the file is absent or empty.
+        """
+        secret = os.environ.get(self.env, "") if self.env is not None else self._read_file()
+        if not secret:
+            place = f"environment variable {self.env}" if self.env else f"file {self.file}"
+            msg = f"the {place} holds no secret; set it in the server's environment"
+            raise ContractError(msg)
+        return secret
+
+    def _read_file(self) -> str:
+        try:
+            return Path(str(self.file)).read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            msg = f"the secret's file {self.file} cannot be read: {type(error).__name__}"
+            raise ContractError(msg) from None
+
+
+def check_without_secrets(options: Mapping[str, object], where: str) -> None:
+    """Refuse options in which a secret stands as it is: the server logs them.
+
+    Raises:
+        ValueError: names the option, never its value.
+    """
+    for path, value in _leaves(options, where):
+        name = path.rpartition(".")[2]
+        if not isinstance(value, str) or _is_reference(value):
+            continue
+        if _SECRET_NAME.search(name) or _URL_PASSWORD.search(value):
+            msg = (
+                f'{path} holds a secret, and the server logs its arguments; write {{"env": NAME}} or '
+                f'{{"file": PATH}} instead'
+            )
+            raise ValueError(msg)
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    if _is_reference(value):
+        return
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item, path)
+    else:
+        yield path, value
+
+
+def _is_reference(value: object) -> bool:
+    return isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in {"env", "file"}
+
+
+def resolve_secrets(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options with every reference replaced by what it refers to; for the store plugin alone.
+
+    Raises:
+        ContractError: a referenced secret is absent or empty.
+    """
+    return {str(key): _resolved(value) for key, value in options.items()}
+
+
+def _resolved(value: object) -> object:
+    if _is_reference(value):
+        return SecretReference.model_validate(value).read()
+    if isinstance(value, Mapping):
+        return resolve_secrets(value)
+    if isinstance(value, list | tuple):
+        return [_resolved(item) for item in value]
+    return value

@@ -1,0 +1,137 @@
+"""Worker: the store, the linker and the exporter of one SGLang worker, opened together and closed together."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import weakref
+from contextlib import ExitStack
+
+from kvlinker.capacity import stored_prefixes
+from kvlinker.description import DescribeRequest
+from kvlinker.device_access import device_access_for
+from kvlinker.discovery import load_plugins
+from kvlinker.errors import KVLinkerError
+from kvlinker.explanation import Explanation, explain
+from kvlinker.keys import KeyNamespace
+from kvlinker.linker import Linker
+from kvlinker.registry import PluginRegistry, open_store
+from kvlinker.selection import build_group, describe_cache, select_strategy
+from kvlinker.store import Store
+from kvlinker_sglang.metrics import Exporter, WorkerPlace
+from kvlinker_sglang.options import WorkerConfig
+from kvlinker_sglang.secret_references import resolve_secrets
+
+__all__ = ["ENGINE", "Worker", "load_registry"]
+
+logger = logging.getLogger(__name__)
+
+ENGINE = "sglang"
+"""Name under which pools are described, and of this plugin."""
+
+
+def load_registry(config: WorkerConfig) -> PluginRegistry:
+    """Load the plugins that the configuration allows.
+
+    Raises:
+        PluginError: a name that no distribution provides.
+    """
+    if config.plugins is None:
+        return load_plugins()
+    return load_plugins(allow={*config.plugins, ENGINE, config.store.plugin})
+
+
+class Worker:
+    """Everything that one worker of a server keeps open for its linker."""
+
+    def __init__(
+        self,
+        kv_cache: object,
+        request: DescribeRequest,
+        config: WorkerConfig,
+        namespace: KeyNamespace,
+        place: WorkerPlace,
+    ) -> None:
+        """Describe the pools, lay them out, open the store and link both.
+
+        Raises:
+            KVLinkerError: nothing takes the pools, or the store cannot be opened; nothing stays open.
+        """
+        registry = load_registry(config)
+        description = describe_cache(ENGINE, kv_cache, request, registry=registry)
+        selection = select_strategy(description, registry, strategy=config.strategy)
+        self.group = build_group(selection, description)
+        with ExitStack() as opened:
+            store = _open(registry, config, opened)
+            device = device_access_for(self.group)
+            opened.callback(device.close)
+            self.linker = Linker(
+                self.group, store, namespace, device=device, options=config.linker_options()
+            )
+            opened.callback(self.linker.close)
+            if config.metrics.enabled:
+                exporter = Exporter(
+                    self.linker, store, config.metrics, model=namespace.model_id, place=place
+                )
+                opened.callback(exporter.close)
+            self._opened = opened.pop_all()
+        _log_start(explain(description, registry, strategy=selection.name), store, config)
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self), os.getpid())
+        atexit.register(self._at_exit)
+
+    def close(self) -> None:
+        """End what is under way and close the store. Idempotent."""
+        atexit.unregister(self._at_exit)
+        try:
+            self._opened.close()
+        except Exception as error:  # noqa: BLE001  # L1: an engine that ends must end
+            self.linker.failures.report("close", error)
+
+
+def _open(registry: PluginRegistry, config: WorkerConfig, opened: ExitStack) -> Store:
+    options = resolve_secrets(config.store.options)
+    store = open_store(registry, config.store.plugin, options)
+    opened.callback(store.close)
+    return store
+
+
+def _close_at_exit(reference: weakref.ref[Worker], process: int) -> None:
+    worker = reference()
+    # A forked child shares the store's files with its parent, and must not finish it.
+    if worker is not None and os.getpid() == process:
+        worker.close()
+
+
+def _log_start(found: Explanation, store: Store, config: WorkerConfig) -> None:
+    pools = ", ".join(f"{pool.name} {pool.page_bytes} B a page" for pool in found.pools)
+    logger.info(
+        "kvlinker: strategy %s (%s), store %s, %.0f bytes per token and %d more per boundary",
+        found.winner,
+        pools,
+        config.store.plugin,
+        found.bytes_per_token,
+        found.bytes_per_boundary,
+    )
+    logger.info("kvlinker: %s", _room(found, store))
+
+
+def _room(found: Explanation, store: Store) -> str:
+    try:
+        stats = store.stats()
+    except KVLinkerError as error:
+        return f"the store does not say what it holds: {error}"
+    held = f"{stats.objects} objects, {stats.used_bytes} B"
+    if stats.capacity_bytes is None:
+        return f"the store holds {held}, and names no capacity"
+    page_size = max(pool.page_size for pool in found.pools)
+    dense, *_, sparse = stored_prefixes(found, page_size=page_size)
+    tokens = sparse.tokens_in(stats.capacity_bytes)
+    if found.bytes_per_boundary:
+        least = dense.tokens_in(stats.capacity_bytes)
+        return (
+            f"the store holds {held} of {stats.capacity_bytes} B: room for about {tokens} tokens in long prefixes, "
+            f"{least} if every page ends one"
+        )
+    return f"the store holds {held} of {stats.capacity_bytes} B: room for about {tokens} tokens"
