@@ -106,7 +106,8 @@ _SWA = (
         excused=_HEADS,
         facts=_window,
         drafts=_packed(
-            partial(windows_pool, full=(), sliding=(0,)), partial(windows_pool, full=(0,), sliding=())
+            partial(windows_pool, full=(), sliding=(0,)),
+            partial(windows_pool, full=(0,), sliding=()),
         ),
     ),
 )

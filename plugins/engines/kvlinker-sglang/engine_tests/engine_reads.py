@@ -1,0 +1,106 @@
+"""Reads pools as SGLang does: by slots, through the pools' own buffers, without any description of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+__all__ = ["Rows", "contents", "fill_at_random", "overwrite", "rows_of"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of one of a pool's buffers: what holds the bytes of some slots."""
+
+    buffer: torch.Tensor
+    numbers: torch.Tensor
+
+    def read(self) -> torch.Tensor:
+        """Return their bytes: uint8 [rows, bytes]."""
+        return _bytes(self.buffer)[self.numbers]
+
+    def read_others(self) -> torch.Tensor:
+        """Return the bytes of all other rows of the buffer."""
+        others = torch.ones(len(self.buffer), dtype=torch.bool)
+        others[self.numbers] = False
+        return _bytes(self.buffer)[others]
+
+
+def _bytes(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer.view(torch.uint8).reshape(len(buffer), -1)
+
+
+def rows_of(
+    pool: object, kv: torch.Tensor, swa: torch.Tensor, *, without_index: Collection[int] = ()
+) -> Iterator[Rows]:
+    """Yield the rows that hold whole pages of slots, buffer by buffer in an order of its own.
+
+    Args:
+        pool: target or draft.
+        kv: int64 [slots] of whole pages, of the full index space.
+        swa: int64 [slots] of whole pages, of the windows' index space.
+        without_index: layers, counted in the stage, whose index nobody reads.
+    """
+    if isinstance(pool, SWAKVPool):
+        yield from rows_of(pool.full_kv_pool, kv, swa)
+        yield from rows_of(pool.swa_kv_pool, swa, swa)
+    elif isinstance(pool, MHATokenToKVPool):
+        numbers = _pages(kv, pool.page_size) if pool.use_hnd else kv
+        yield from (Rows(buffer, numbers) for buffer in (*pool.k_buffer, *pool.v_buffer))
+    elif isinstance(pool, DSATokenToKVPool):
+        yield from (Rows(buffer, kv) for buffer in pool.kv_buffer)
+        for layer, buffer in enumerate(pool.index_k_with_scale_buffer):
+            if len(buffer) and layer not in without_index:
+                yield Rows(buffer, _pages(kv, pool.page_size))
+    elif isinstance(pool, MLATokenToKVPool):
+        yield from (Rows(buffer, kv) for buffer in pool.kv_buffer)
+    elif isinstance(pool, DeepSeekV4TokenToKVPool):
+        yield from _v4_rows(pool, kv, swa)
+    else:
+        raise TypeError(type(pool))
+
+
+def _v4_rows(pool: object, kv: torch.Tensor, swa: torch.Tensor) -> Iterator[Rows]:
+    assert isinstance(pool, DeepSeekV4TokenToKVPool)
+    for buffer in pool.swa_kv_pool.kv_buffer:
+        yield Rows(buffer, _pages(swa, pool.swa_page_size))
+    for part in pool.kv_pools.values():
+        yield from (Rows(buffer, _pages(kv, pool.page_size)) for buffer in part.kv_buffer)
+    for part in pool.index_pools.values():
+        for buffer in part.index_k_with_scale_buffer:
+            yield Rows(buffer, _pages(kv, pool.page_size))
+    for part in (*pool.compress_state_pools, *pool.indexer_compress_state_pools):
+        if part is not None and part.ratio == 4:
+            # The ring of a page is what the positions in it are written to, one after the other.
+            first = swa.reshape(-1, pool.swa_page_size)[:, : part.ring_size].flatten()
+            numbers = part.translate_from_swa_loc_to_state_loc(first)
+            yield Rows(part.kv_score_buffer.kv_score, numbers)
+
+
+def _pages(slots: torch.Tensor, page_size: int) -> torch.Tensor:
+    return slots[::page_size] // page_size
+
+
+def contents(rows: Sequence[Rows]) -> list[torch.Tensor]:
+    """Return the bytes of each buffer's rows."""
+    return [part.read() for part in rows]
+
+
+def fill_at_random(rows: Sequence[Rows], seed: int) -> None:
+    """Write random bytes over every buffer, rows of other slots included."""
+    generator = torch.Generator().manual_seed(seed)
+    for part in rows:
+        buffer = _bytes(part.buffer)
+        noise = torch.randint(256, buffer.shape, dtype=torch.uint8, generator=generator)
+        buffer.copy_(noise)
+
+
+def overwrite(rows: Sequence[Rows], byte: int) -> None:
+    """Write one byte over every buffer, as a new process would find it."""
+    for part in rows:
+        part.buffer.view(torch.uint8).fill_(byte)

@@ -1,0 +1,124 @@
+"""Pages of real pools come back whole, to other slots of other pools, and touch nothing else."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+from described_pools import DESCRIBED
+from engine_reads import Rows, contents, fill_at_random, overwrite, rows_of
+from pool_groups import PoolGroup, group_of
+
+from kvlinker.description import IndexerKind
+from kvlinker.device import HostAccess
+from kvlinker.keys import KeyNamespace
+from kvlinker.linker import Linker
+from kvlinker.testing.engines import PoolExample
+from kvlinker.testing.memory_store import MemoryStore
+from kvlinker.transfers import HitPolicy, PoolTransfer
+
+NAMESPACE = KeyNamespace(model_id="tiny", producer="sglang")
+KEYS = ("first", "second")
+POLICIES = {"kv": HitPolicy.ALL_PAGES, "swa": HitPolicy.TRAILING_PAGES}
+STORED = {"kv": (3, 1), "swa": (2, 4)}
+LOADED = {"kv": (1, 4), "swa": (3, 1)}
+"""Pages of both index spaces, in the order of the keys."""
+
+Pages = Mapping[str, tuple[int, ...]]
+
+
+def slots(worker: PoolGroup, pages: tuple[int, ...]) -> torch.Tensor:
+    size = worker.group.page_size
+    return torch.cat([torch.arange(page * size, (page + 1) * size) for page in pages])
+
+
+def transfers(worker: PoolGroup, pages: Pages) -> list[PoolTransfer]:
+    return [
+        PoolTransfer(
+            name=name,
+            keys=KEYS,
+            device_indices=slots(worker, pages[name]),
+            hit_policy=POLICIES[name],
+        )
+        for name in sorted(set(worker.group.sources.values()))
+    ]
+
+
+def rows(worker: PoolGroup, pages: Pages) -> list[Rows]:
+    kv, swa = slots(worker, pages["kv"]), slots(worker, pages["swa"])
+    layers = worker.description.layers
+    shared = [facts.layer for facts in layers if facts.indexer is IndexerKind.SHARED]
+    return [
+        *rows_of(worker.target, kv, swa, without_index=shared),
+        *(found for draft in worker.drafts for found in rows_of(draft, kv, swa)),
+    ]
+
+
+@pytest.fixture(params=DESCRIBED, ids=operator.attrgetter("name"))
+def example(request: pytest.FixtureRequest) -> PoolExample:
+    assert isinstance(request.param, PoolExample)
+    return request.param
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    store = MemoryStore()
+    yield store
+    store.close()
+
+
+def offload(worker: PoolGroup, store: MemoryStore) -> None:
+    linker = Linker(worker.group, store, NAMESPACE, device=HostAccess())
+    assert linker.offload(transfers(worker, STORED))
+    while not linker.num_completed_offloads():
+        time.sleep(0.001)
+    assert linker.pop_completed_offload()
+    linker.close()
+
+
+def load(worker: PoolGroup, store: MemoryStore) -> None:
+    linker = Linker(worker.group, store, NAMESPACE, device=HostAccess())
+    assert linker.load("request", transfers(worker, LOADED))
+    assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
+    linker.close()
+
+
+def test_pages_come_back_to_other_slots_of_another_process(
+    example: PoolExample, store: MemoryStore
+) -> None:
+    first = group_of(example)
+    fill_at_random(rows(first, STORED), seed=1)
+    offload(first, store)
+    second = group_of(example)
+    overwrite(rows(second, LOADED), 0xFF)
+
+    load(second, store)
+
+    expected, restored = contents(rows(first, STORED)), contents(rows(second, LOADED))
+    assert len(restored) == len(expected) > 0
+    assert all(map(torch.equal, restored, expected))
+
+
+def test_nothing_else_is_written(example: PoolExample, store: MemoryStore) -> None:
+    first = group_of(example)
+    fill_at_random(rows(first, STORED), seed=2)
+    offload(first, store)
+    second = group_of(example)
+    overwrite(rows(second, LOADED), 0xFF)
+
+    load(second, store)
+
+    assert all(bool((found.read_others() == 0xFF).all()) for found in rows(second, LOADED))
+
+
+def test_g5_every_way_of_keeping_values_has_keys_of_its_own() -> None:
+    fingerprints = {one.name: group_of(one).group.fingerprint for one in DESCRIBED}
+
+    # A stage's layers are in the keys beside the fingerprint; a dead index is left out like an absent one.
+    same = {"mha-second_stage": "mha", "dsa-dead_indexer": "dsa-absent_indexer"}
+    different = {name: digest for name, digest in fingerprints.items() if name not in same}
+
+    assert len(set(different.values())) == len(different)
