@@ -25,6 +25,7 @@ from kvlinker.layouts import (
     pool_group,
     require_facts,
     require_paged_pools,
+    require_pools,
     require_roles,
     require_row_bytes,
     ride_along,
@@ -191,6 +192,33 @@ def test_b96_other_pools_kinds_and_page_sizes_are_refused(
         require_paged_pools(replace(describe(), logical_pools=tuple(pools)), "kv")
 
 
+def states(*, kind: PoolKind = PoolKind.SLOT, page_size: int = 1) -> KVCacheDescription:
+    """Describe a pool of states beside pages, or another pool in its place."""
+    pools = (
+        LogicalPool(name="kv", page_size=PAGE),
+        LogicalPool(name="mamba", kind=kind, page_size=page_size),
+    )
+    return replace(describe({"state": spans(2)}), logical_pools=pools)
+
+
+def test_a_pool_of_whole_states_is_taken_beside_paged_ones() -> None:
+    require_pools(states(), paged=["kv"], slots=["mamba"])
+
+
+def test_a_pool_of_states_whose_slots_are_tokens_is_refused() -> None:
+    paged = states(kind=PoolKind.PAGED, page_size=PAGE)
+
+    with pytest.raises(
+        UnsupportedKVCacheError, match="'mamba' must be a pool of whole states, got paged"
+    ):
+        require_pools(paged, paged=["kv"], slots=["mamba"])
+
+
+def test_a_pool_of_states_that_nobody_described_is_missed() -> None:
+    with pytest.raises(ContractError, match="there is no logical pool 'mamba'"):
+        require_pools(describe(), paged=["kv"], slots=["mamba"])
+
+
 # ---- drafts -----------------------------------------------------------------------------------
 
 
@@ -259,6 +287,22 @@ def test_an_entry_takes_page_size_index_map_and_shard_from_the_description() -> 
     assert entry.translate_indices([1, 2]).tolist() == [2, 4]
     group = pool_group(description, [entry], layout="plain/1")
     assert (group.layout, group.num_layers, group.layer_range) == ("plain/1", 2, (10, 12))
+
+
+def test_g1_a_page_of_a_pool_of_states_is_one_slot() -> None:
+    entry = pool_entry(
+        states(),
+        name="states",
+        indices_from_pool="mamba",
+        roles=["state"],
+        components=[spans(2)],
+        layer_mapping={0: 0, 1: 1},
+        rows_are_pages=True,
+        value_format="fp32",
+    )
+
+    assert (entry.page_size, entry.page_bytes) == (1, 32)
+    assert pool_group(states(), [entry], layout="plain/1").page_size == PAGE
 
 
 def test_roles_that_ranks_hold_differently_are_not_put_in_one_entry() -> None:

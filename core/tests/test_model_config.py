@@ -377,3 +377,39 @@ def test_a_request_refuses_numbers_that_are_none() -> None:
         replace(plain, draft_layers=10**9)
     with pytest.raises(ContractError, match="fact 'rows' must be an integer"):
         ModelConfigRequest(facts={"rows": "8"}).number_of("rows", 8)
+
+
+def test_a_configuration_inside_another_is_read_alike_and_names_the_model() -> None:
+    outer = ModelConfig(values={"model_type": "toy", "inner": {"heads": 4, "layers": [1, 2]}})
+
+    inner = outer.section("inner")
+
+    assert inner is not None
+    assert (inner.integer("heads"), inner.integers("layers")) == (4, (1, 2))
+    with pytest.raises(ContractError, match="model type 'toy': width"):
+        inner.integer("width")
+    assert outer.section("none") is None
+
+
+def test_what_is_no_configuration_inside_another_is_refused() -> None:
+    config = ModelConfig(values={"model_type": "toy", "inner": [1]})
+
+    with pytest.raises(ContractError, match=r"inner must be an object, got \[1\]"):
+        config.section("inner")
+
+
+def test_an_offset_may_be_zero_where_a_size_may_not() -> None:
+    config = ModelConfig(values={"model_type": "toy", "offset": 0})
+
+    assert config.integer("offset", at_least=0) == 0
+    with pytest.raises(ContractError, match="offset must be at least 1"):
+        config.integer("offset")
+
+
+def test_a_dtype_under_any_name_has_a_value_format() -> None:
+    config = ModelConfig(values={"model_type": "toy", "state_dtype": "float16"})
+
+    assert config.format_of_dtype("state_dtype") == "fp16"
+    assert config.format_of_dtype("other_dtype", default="float32") == "fp32"
+    with pytest.raises(ContractError, match="model_type must be one of bfloat16, float16, float32"):
+        config.format_of_dtype("model_type")

@@ -21,6 +21,7 @@ __all__ = [
     "pool_group",
     "require_facts",
     "require_paged_pools",
+    "require_pools",
     "require_roles",
     "require_row_bytes",
     "ride_along",
@@ -144,19 +145,38 @@ def require_paged_pools(description: KVCacheDescription, *names: str) -> None:
         ContractError: one is missing, or its pages differ from the tree's; the message has both sizes.
         UnsupportedKVCacheError: there are others, or one is no paged pool.
     """
+    require_pools(description, paged=names)
+
+
+def require_pools(
+    description: KVCacheDescription, *, paged: Collection[str], slots: Collection[str] = ()
+) -> None:
+    """Refuse unless the engine allocates from exactly these index spaces.
+
+    Args:
+        description: the cache.
+        paged: names of paged pools, whose pages have the tree's size.
+        slots: names of pools in which a slot is a whole state.
+
+    Raises:
+        ContractError: one is missing, or its pages differ from the tree's; the message has both sizes.
+        UnsupportedKVCacheError: there are others, or one is of another kind.
+    """
+    kinds = {**dict.fromkeys(paged, PoolKind.PAGED), **dict.fromkeys(slots, PoolKind.SLOT)}
     where = f"family {description.family!r}"
-    if others := [pool.name for pool in description.logical_pools if pool.name not in names]:
-        msg = f"{where}: logical pools {others} are unknown here; known are {list(names)}"
+    if others := [pool.name for pool in description.logical_pools if pool.name not in kinds]:
+        msg = f"{where}: logical pools {others} are unknown here; known are {list(kinds)}"
         raise UnsupportedKVCacheError(msg)
-    for name in names:
+    for name, kind in kinds.items():
         pool = description.logical_pool(name)
         if pool is None:
             msg = f"{where}: there is no logical pool {name!r}; describe the index space that slots come from"
             raise ContractError(msg)
-        if pool.kind is not PoolKind.PAGED:
-            msg = f"{where}: logical pool {name!r} must be paged, got {pool.kind.value}"
+        if pool.kind is not kind:
+            wanted = "paged" if kind is PoolKind.PAGED else "a pool of whole states"
+            msg = f"{where}: logical pool {name!r} must be {wanted}, got {pool.kind.value}"
             raise UnsupportedKVCacheError(msg)
-        if pool.page_size != description.page_size:
+        if kind is PoolKind.PAGED and pool.page_size != description.page_size:
             msg = (
                 f"{where}: logical pool {name!r} has pages of {pool.page_size} slots and the prefix tree "
                 f"pages of {description.page_size}; make the engine's page sizes equal"
@@ -276,7 +296,7 @@ def pool_entry(
     Args:
         description: the cache.
         name: physical pool.
-        indices_from_pool: logical pool whose slots address it.
+        indices_from_pool: logical pool whose slots address it; where they are whole states, a page is one slot.
         roles: the roles whose spans are in it; ranks must hold them in the same way.
         components: see `DevicePoolEntry`.
         layer_mapping: see `DevicePoolEntry`.
@@ -301,7 +321,7 @@ def pool_entry(
         indices_from_pool=indices_from_pool,
         components=components,
         layer_mapping=layer_mapping,
-        page_size=description.page_size,
+        page_size=_page_size(description, indices_from_pool),
         rows_are_pages=rows_are_pages,
         index_mapper=description.index_maps.get(indices_from_pool),
         replicated=replicated,
@@ -309,6 +329,13 @@ def pool_entry(
         rank_axes=rank_axes,
         is_writer=shards.is_writer(roles[0]),
     )
+
+
+def _page_size(description: KVCacheDescription, pool: str) -> int:
+    """Return the slots in a page of a logical pool: 1 where a slot is a whole state."""
+    source = description.logical_pool(pool)
+    holds_states = source is not None and source.kind is PoolKind.SLOT
+    return 1 if holds_states else description.page_size
 
 
 def pool_group(

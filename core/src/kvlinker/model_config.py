@@ -64,18 +64,19 @@ class ModelConfig:
         """Return whether there is a value; null is none."""
         return self.values.get(name) is not None
 
-    def integer(self, name: str, *, default: int | None = None) -> int:
-        """Return an integer of at least 1.
+    def integer(self, name: str, *, default: int | None = None, at_least: int = 1) -> int:
+        """Return an integer.
 
         Args:
             name: of the value.
             default: where there is no value.
+            at_least: the smallest one that is accepted.
 
         Raises:
             ContractError: it is missing, or something else.
         """
         value = self.values.get(name) if self.has(name) else default
-        return as_integer(value, f"model type {self.model_type!r}: {name}", at_least=1)
+        return as_integer(value, f"model type {self.model_type!r}: {name}", at_least=at_least)
 
     def layers(self) -> int:
         """Return num_hidden_layers.
@@ -138,6 +139,20 @@ class ModelConfig:
         items = self._items(name)
         return None if items is None else self.names(name, count=len(items))
 
+    def section(self, name: str) -> ModelConfig | None:
+        """Return the configuration inside a value that is an object, or None where there is none.
+
+        Raises:
+            ContractError: it is something else.
+        """
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, "an object")
+        # Messages about its values name the model too.
+        return ModelConfig(values={**value, "model_type": self.model_type})
+
     def _items(self, name: str) -> Sequence[object] | None:
         value = self.values.get(name)
         if value is None:
@@ -169,8 +184,19 @@ class ModelConfig:
         Raises:
             ContractError: the dtype has no value format.
         """
-        name = "dtype" if self.has("dtype") else "torch_dtype"
-        dtype = self.values.get(name) or "bfloat16"
+        return self.format_of_dtype("dtype" if self.has("dtype") else "torch_dtype")
+
+    def format_of_dtype(self, name: str, *, default: str = "bfloat16") -> str:
+        """Return the value format that a dtype gives.
+
+        Args:
+            name: of the value that is a dtype, such as float32.
+            default: where there is no value.
+
+        Raises:
+            ContractError: the dtype has no value format.
+        """
+        dtype = self.values.get(name) or default
         if not isinstance(dtype, str) or dtype not in _FORMATS:
             raise self._wrong(name, f"one of {', '.join(_FORMATS)}")
         return _FORMATS[dtype]
