@@ -31,6 +31,8 @@ def describe(pools: PagedPools) -> KVCacheDescription:
     [
         ("llama", "mha", {"k": 3, "v": 3}),
         ("qwen3", "mha", {"k": 3, "v": 3}),
+        ("gemma3_text", "swa", {"k": 1, "v": 1, "swa_k": 4, "swa_v": 4}),
+        ("gpt_oss", "swa", {"k": 2, "v": 2, "swa_k": 2, "swa_v": 2}),
         ("deepseek_v3", "mla", {"latent": 3}),
         ("deepseek_v32", "dsa", {"kv": 3, "index_k": 3}),
         ("glm_moe_dsa", "dsa", {"kv": 4, "index_k": 4}),
@@ -78,6 +80,24 @@ def test_v4_without_layers_of_a_ratio_has_no_roles_for_them(make_model: MakeMode
     description = describe(pools_for_config(config, pages=4))
 
     assert set(description.buffers) == {"swa_kv"}
+
+
+def test_hybrids_state_their_window_and_which_layers_look_through_it(
+    make_model: MakeModel,
+) -> None:
+    description = describe(pools_for_config(make_model("gemma3_text").config, pages=4))
+
+    assert [facts.kind for facts in description.layers] == [
+        "sliding",
+        "sliding",
+        "attention",
+        "sliding",
+        "sliding",
+    ]
+    assert [(pool.name, pool.window) for pool in description.logical_pools] == [
+        ("kv", None),
+        ("swa", 40),
+    ]
 
 
 def test_a_shared_index_is_stated_as_such(make_model: MakeModel) -> None:

@@ -33,7 +33,7 @@ from kvlinker_transformers.engine import GenerationResult, PagedEngine, pools_fo
 
 MakeModel = Callable[..., PreTrainedModel]
 
-MODEL_TYPES = ("llama", "deepseek_v3", "deepseek_v32", "deepseek_v4")
+MODEL_TYPES = ("llama", "gemma3_text", "deepseek_v3", "deepseek_v32", "deepseek_v4")
 NEW_TOKENS = 4
 
 

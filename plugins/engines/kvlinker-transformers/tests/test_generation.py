@@ -148,6 +148,32 @@ def test_b20_v4_is_restored_only_where_a_window_was_stored(
     assert run(model, store, registry, prompt_of(800)).cached_tokens == 768
 
 
+def test_b20_a_hybrid_is_restored_only_where_its_windows_were_stored(
+    make_model: MakeModel, store: MemoryStore, registry: PluginRegistry
+) -> None:
+    model = make_model("gemma3_text")
+    run(model, store, registry, prompt_of(150))
+
+    # All pages of full layers are there; windows of 40 are those of the last three of nine pages.
+    assert run(model, store, registry, prompt_of(150)[:130]).cached_tokens == 0
+    assert run(model, store, registry, prompt_of(150)).cached_tokens == 144
+
+
+def test_a_hybrid_holds_no_more_windows_than_it_looks_back_to(
+    make_model: MakeModel, registry: PluginRegistry
+) -> None:
+    model = make_model("gemma3_text")
+    prompt = prompt_of(150)
+    computed = run(model, None, registry, prompt, chunk_pages=1)
+
+    # A pass over one page needs that page and three before it: with the reserved one, five.
+    pools = pools_for_config(model.config, pages=16, swa_pages=5)
+    with PagedEngine(model, pools, chunk_pages=1) as engine:
+        result = engine.generate(prompt, max_new_tokens=NEW_TOKENS, keep_logits=True)
+
+    assert torch.equal(result.logits, computed.logits)
+
+
 def test_v4_is_restored_at_every_page_that_a_pass_ended_with(
     make_model: MakeModel, store: MemoryStore, registry: PluginRegistry
 ) -> None:
@@ -162,7 +188,9 @@ def test_v4_is_restored_at_every_page_that_a_pass_ended_with(
     )
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "deepseek_v3", "deepseek_v32", "deepseek_v4"])
+@pytest.mark.parametrize(
+    "model_type", ["qwen3", "gemma3_text", "deepseek_v3", "deepseek_v32", "deepseek_v4"]
+)
 def test_pass_by_pass_the_logits_are_the_same_however_much_was_restored(
     make_model: MakeModel, registry: PluginRegistry, model_type: str
 ) -> None:

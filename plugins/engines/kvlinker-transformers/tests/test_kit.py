@@ -53,6 +53,8 @@ class TestTransformers(EngineAdapterTests):
         example("llama", 16),
         example("qwen3", 16, kv_format="fp8_e4m3fn"),
         example("llama", 16, head_major=True),
+        example("gemma3_text", 16),
+        example("gpt_oss", 16, kv_format="fp8_e4m3fn", head_major=True),
         example("deepseek_v3", 64),
         example("deepseek_v32", 64, kv_format="fp8_packed_656"),
         example("glm_moe_dsa", 64),

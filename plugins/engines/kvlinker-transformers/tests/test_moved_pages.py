@@ -19,7 +19,7 @@ Options = Mapping[str, object]
 Place = tuple[str, int, int]
 """Role, layer's place in it, and the page's place in the sequence."""
 
-SWA_ROLES = frozenset({"swa_kv", "c4_state", "c4_indexer_state"})
+SWA_ROLES = frozenset({"swa_k", "swa_v", "swa_kv", "c4_state", "c4_indexer_state"})
 PAGES = 8
 TAIL = 40
 STEPS = 6
@@ -35,6 +35,9 @@ FAMILIES: Mapping[str, tuple[str, Options, int]] = {
         {"page_size": 16, "head_major": True, "kv_format": "fp8_e4m3fn"},
         2,
     ),
+    # Four pages of a prefix, and the three behind the first of them for a window of 40.
+    "swa": ("gemma3_text", {"page_size": 16}, 4),
+    "swa-head-major-fp8": ("gemma3_text", {"head_major": True, "kv_format": "fp8_e4m3fn"}, 4),
     "mla": ("deepseek_v3", {}, 2),
     "mla-fp8": ("deepseek_v3", {"kv_format": "fp8_e4m3fn"}, 2),
     "mla-packed": ("deepseek_v3", {"kv_format": "fp8_packed_656"}, 2),
@@ -79,7 +82,8 @@ def new_request(
 
 
 def continue_with(request: PagedRequest, tail: Sequence[int]) -> torch.Tensor:
-    chunks = [tail[:-STEPS], *([token] for token in tail[-STEPS:])]
+    # The first token looks back furthest: it alone sees the oldest page of a window in the last layer.
+    chunks = [tail[:1], tail[1:-STEPS], *([token] for token in tail[-STEPS:])]
     return torch.stack([request.feed(chunk) for chunk in chunks])
 
 

@@ -17,6 +17,7 @@ from kvlinker_transformers.engine.pools_latent import DSAPools
 from kvlinker_transformers.engine.pools_v4 import V4Pools
 from kvlinker_transformers.engine.request import PagedRequest
 from kvlinker_transformers.engine.spaces import IndexSpaces
+from kvlinker_transformers.models import tiny_model
 from kvlinker_transformers.pools import PagedPools
 
 MakeModel = Callable[..., PreTrainedModel]
@@ -120,6 +121,35 @@ def test_mha_pools_of_the_models_dtype_lose_nothing(
     assert torch.equal(logits, unpaged_logits(model, chunks))
 
 
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 32, 39, 40, 41, 48, 49, 64, 127, 128, 129, 160])
+@pytest.mark.parametrize("layout", ["token_major", "head_major"])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_oss"])
+def test_hybrids_agree_with_an_unpaged_cache_on_both_sides_of_every_window(
+    make_model: MakeModel, model_type: str, layout: str, length: int
+) -> None:
+    model = make_model(model_type)
+    pools = pools_for_config(
+        model.config, pages=20, page_size=16, head_major=layout == "head_major"
+    )
+    chunks = chunks_of(prompt_of(length + STEPS), 16)
+
+    logits = paged_logits(model, pools, chunks)
+
+    assert torch.equal(logits, unpaged_logits(model, chunks))
+
+
+@pytest.mark.parametrize("window", [2, 5, 16, 17, 33])
+def test_hybrids_agree_over_chunks_of_any_size_with_windows_of_any_size(window: int) -> None:
+    model = tiny_model("gemma3_text", overrides={"sliding_window": window})
+    prompt = prompt_of(100)
+    ends = [1, 2, 15, 16, 18, 33, 40, 41, 47, 48, 70, 71, 100]
+    chunks = [prompt[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+    logits = paged_logits(model, pools_for_config(model.config, pages=9), chunks)
+
+    assert torch.equal(logits, unpaged_logits(model, chunks))
+
+
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 128, 129, 200])
 def test_mla_agrees_with_an_unpaged_cache(make_model: MakeModel, length: int) -> None:
     model = make_model("deepseek_v3")
@@ -173,7 +203,9 @@ def test_v4_agrees_with_an_unpaged_cache_over_chunks_of_any_size(make_model: Mak
     assert torch.equal(logits, unpaged_logits(model, chunks))
 
 
-@pytest.mark.parametrize("model_type", ["llama", "deepseek_v3", "deepseek_v32", "deepseek_v4"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt_oss", "deepseek_v3", "deepseek_v32", "deepseek_v4"]
+)
 def test_a_batch_of_sequences_is_refused(make_model: MakeModel, model_type: str) -> None:
     model = make_model(model_type)
     pools = pools_for_config(model.config, pages=4)

@@ -38,6 +38,17 @@ SMOLLM2: Model = (
         "num_key_value_heads": 3,
     },
 )
+GEMMA3_27B: Model = (
+    "gemma3_text",
+    {
+        "num_hidden_layers": 62,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "sliding_window": 1024,
+    },
+)
+GPT_OSS_120B: Model = ("gpt_oss", {"num_hidden_layers": 36})
 V4_FLASH: Model = (
     "deepseek_v4",
     {"num_hidden_layers": 43, "compress_ratios": [0, 0, *[4, 128] * 20, 4]},
@@ -119,6 +130,25 @@ def test_v4_pages_have_the_published_bytes(model: Model, expected: dict[str, int
     assert {role: page_bytes(pools, role) for role in pools.tensors()} == expected
 
 
+@pytest.mark.parametrize(
+    ("model", "slot_bytes", "swa_slot_bytes"),
+    [
+        (GEMMA3_27B, 81_920, 425_984),  # gemma-3-27b config.json: 10 of 62 layers see everything
+        (GPT_OSS_120B, 36_864, 36_864),  # gpt-oss-120b config.json: every other of 36 layers
+    ],
+)
+@pytest.mark.parametrize("head_major", [False, True])
+def test_hybrids_have_the_published_bytes_in_each_index_space(
+    *, model: Model, slot_bytes: int, swa_slot_bytes: int, head_major: bool
+) -> None:
+    pools = pools_for_config(config_of(model), pages=2, swa_pages=3, head_major=head_major)
+
+    sizes = {role: sum(t.numel() for t in held) for role, held in pools.tensors().items()}
+    assert sizes["k"] == sizes["v"]
+    assert sizes["k"] + sizes["v"] == 2 * 16 * slot_bytes
+    assert sizes["swa_k"] + sizes["swa_v"] == 3 * 16 * swa_slot_bytes
+
+
 def test_b16_v4_states_are_rings_of_8_rows_for_each_window_page() -> None:
     pools = pools_for_config(config_of(V4_FLASH), pages=2, swa_pages=5)
 
@@ -167,7 +197,7 @@ def test_w27_mha_rows_are_slots_or_pages_as_the_layout_says(
     assert {tuple(tensor.shape) for tensor in pools.tensors()["k"]} == {shape}
 
 
-@pytest.mark.parametrize("model", [LLAMA, V32, V4_FLASH])
+@pytest.mark.parametrize("model", [LLAMA, GPT_OSS_120B, V32, V4_FLASH])
 def test_new_pools_read_as_nan_everywhere(model: Model) -> None:
     for tensors in pools_for_config(config_of(model), pages=2).tensors().values():
         for tensor in tensors:
@@ -197,6 +227,14 @@ def test_an_option_that_a_family_does_not_have_is_refused(
         (
             ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
             "'qwen3': layer_types must be full_attention everywhere",
+        ),
+        (
+            ("gpt_oss", {"num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2}),
+            "'gpt_oss': layer_types must be full_attention and sliding_attention",
+        ),
+        (
+            ("gemma3_text", {"use_bidirectional_attention": True}),
+            "'gemma3_text': use_bidirectional_attention must be false, got True",
         ),
         (("deepseek_v4", {"compress_rate_hca": 64}), "'deepseek_v4': compress_rates must be"),
     ],

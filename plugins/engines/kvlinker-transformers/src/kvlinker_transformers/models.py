@@ -33,6 +33,27 @@ _GQA: _Options = {
     "num_key_value_heads": 2,
     "head_dim": 128,
 }
+# A window of 40 on pages of 16: three pages at a boundary, the oldest of which is seen in part.
+_GEMMA3: _Options = {
+    **_COMMON,
+    "intermediate_size": 128,
+    "num_hidden_layers": 5,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 40,
+    "sliding_window_pattern": 3,
+}
+_GPT_OSS: _Options = {
+    **_COMMON,
+    "num_attention_heads": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 128,
+}
 _MLA: _Options = {
     **_COMMON,
     "intermediate_size": 128,
@@ -77,6 +98,8 @@ _V4: _Options = {
 _OPTIONS: Mapping[str, _Options] = {
     "llama": _GQA,
     "qwen3": _GQA,
+    "gemma3_text": _GEMMA3,
+    "gpt_oss": _GPT_OSS,
     "deepseek_v3": _MLA,
     "deepseek_v32": _DSA,
     # Layer 0 and 1 own an index, layer 2 shares that of layer 1, layer 3 owns one again.

@@ -11,6 +11,7 @@ from kvlinker.errors import ContractError
 from kvlinker_transformers.engine.codecs import plain_format
 from kvlinker_transformers.engine.geometry import (
     Geometry,
+    HybridGeometry,
     LatentGeometry,
     MHAGeometry,
     V4Geometry,
@@ -18,6 +19,7 @@ from kvlinker_transformers.engine.geometry import (
 )
 from kvlinker_transformers.engine.pools_latent import DSAPools, MLAPools
 from kvlinker_transformers.engine.pools_mha import MHAPools
+from kvlinker_transformers.engine.pools_swa import HybridPools
 from kvlinker_transformers.engine.pools_v4 import V4Pools
 from kvlinker_transformers.pools import PagedPools
 
@@ -42,11 +44,12 @@ def pools_for_config(
     Args:
         config: the model's.
         pages: pages of the index space `kv`, the reserved one included.
-        swa_pages: pages of the index space `swa`, as many as `pages` by default; DeepSeek V4 alone has one.
-        page_size: slots in a page; 16 for MHA, 64 for MLA and DSA, 256 for DeepSeek V4 by default.
+        swa_pages: pages of the index space `swa`, as many as `pages` by default; DeepSeek V4 and hybrids have one.
+        page_size: slots in a page; 16 for MHA and hybrids, 64 for MLA and DSA, 256 for DeepSeek V4 by default.
         kv_format: how values are stored: `bf16`, `fp16`, `fp32` or `fp8_e4m3fn`, for latents also `fp8_packed_656`.
-            MHA takes the model's own dtype by default, MLA and DSA take bf16, DeepSeek V4 has a format of its own.
-        head_major: MHA pages are [kv_heads, slots, head_dim] instead of [slots, kv_heads, head_dim].
+            MHA and hybrids take the model's own dtype by default, MLA and DSA take bf16; DeepSeek V4 has a format of
+            its own.
+        head_major: pages of MHA and hybrids are [kv_heads, slots, head_dim] instead of [slots, kv_heads, head_dim].
         device: where the pools are.
 
     Raises:
@@ -60,6 +63,16 @@ def pools_for_config(
         return MHAPools(
             geometry,
             pages=pages,
+            page_size=page_size or 16,
+            kv_format=kv_format or _own_format(config),
+            device=device,
+            head_major=head_major,
+        )
+    if isinstance(geometry, HybridGeometry):
+        return HybridPools(
+            geometry,
+            pages=pages,
+            swa_pages=swa_pages or pages,
             page_size=page_size or 16,
             kv_format=kv_format or _own_format(config),
             device=device,
@@ -93,10 +106,10 @@ def pools_for_config(
 def _check_options(
     model_type: str, geometry: Geometry, *, swa_pages: int | None, head_major: bool
 ) -> None:
-    if head_major and not isinstance(geometry, MHAGeometry):
-        msg = f"model type {model_type!r}: head_major given, but only MHA pages have heads"
+    if head_major and not isinstance(geometry, MHAGeometry | HybridGeometry):
+        msg = f"model type {model_type!r}: head_major given, but only pages of K and V have heads"
         raise ContractError(msg)
-    if swa_pages is not None and not isinstance(geometry, V4Geometry):
+    if swa_pages is not None and not isinstance(geometry, V4Geometry | HybridGeometry):
         msg = f"model type {model_type!r}: swa_pages given, but it has no index space 'swa'"
         raise ContractError(msg)
 

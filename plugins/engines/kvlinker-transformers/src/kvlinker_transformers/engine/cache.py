@@ -10,12 +10,14 @@ from kvlinker_transformers.engine.layers import (
     IndexedLayer,
     LatentLayer,
     MHALayer,
+    MHAWindowLayer,
     PagedCache,
     PagedLayer,
 )
 from kvlinker_transformers.engine.layers_v4 import C4Layer, C128Layer, V4Attention, WindowLayer
 from kvlinker_transformers.engine.pools_latent import DSAPools, MLAPools
 from kvlinker_transformers.engine.pools_mha import MHAPools
+from kvlinker_transformers.engine.pools_swa import HybridPools
 from kvlinker_transformers.engine.pools_v4 import V4Pools
 from kvlinker_transformers.engine.sequence import PagedSequence
 from kvlinker_transformers.pools import PagedPools
@@ -54,6 +56,8 @@ def _layers(
     if isinstance(pools, MHAPools):
         pairs = zip(pools.k, pools.v, strict=True)
         return [MHALayer(i, sequence, keys, values) for i, (keys, values) in enumerate(pairs)]
+    if isinstance(pools, HybridPools):
+        return [_hybrid_layer(i, pools, sequence) for i in range(len(pools.layers))]
     if isinstance(pools, DSAPools):
         return [_dsa_layer(i, pools, sequence) for i in range(pools.geometry.layers)]
     if isinstance(pools, MLAPools):
@@ -62,6 +66,13 @@ def _layers(
         return [_v4_layer(i, pools, sequence, block) for i, block in enumerate(blocks)]
     msg = f"no cache layers for pools of family {pools.family!r} ({type(pools).__name__})"
     raise UnsupportedKVCacheError(msg)
+
+
+def _hybrid_layer(layer: int, pools: HybridPools, sequence: PagedSequence) -> PagedLayer:
+    keys, values = pools.k[layer], pools.v[layer]
+    if pools.geometry.slides[layer]:
+        return MHAWindowLayer(layer, sequence, pools.geometry.window, keys, values)
+    return MHALayer(layer, sequence, keys, values)
 
 
 def _dsa_layer(layer: int, pools: DSAPools, sequence: PagedSequence) -> PagedLayer:

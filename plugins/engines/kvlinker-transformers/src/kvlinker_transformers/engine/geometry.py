@@ -10,13 +10,23 @@ from transformers import PreTrainedConfig
 
 from kvlinker.errors import UnsupportedKVCacheError
 
-__all__ = ["Geometry", "LatentGeometry", "MHAGeometry", "V4Geometry", "read_geometry"]
+__all__ = [
+    "Geometry",
+    "HybridGeometry",
+    "LatentGeometry",
+    "MHAGeometry",
+    "V4Geometry",
+    "read_geometry",
+]
 
 _MHA_TYPES = frozenset({"llama", "qwen3"})
+_HYBRID_TYPES = frozenset({"gemma3_text", "gpt_oss"})
 _MLA_TYPES = frozenset({"deepseek_v3"})
 _DSA_TYPES = frozenset({"deepseek_v32", "glm_moe_dsa"})
 _V4_TYPES = frozenset({"deepseek_v4"})
 
+_HYBRID_KINDS = {"full_attention": False, "sliding_attention": True}
+"""Layer kind to whether it looks through a window."""
 _V4_KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
 
 
@@ -27,6 +37,18 @@ class MHAGeometry:
     layers: int
     kv_heads: int
     head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridGeometry:
+    """K and V heads in every layer, some of which look through a window that slides."""
+
+    kv_heads: int
+    head_dim: int
+    slides: tuple[bool, ...]
+    """Layer by layer: whether it looks through the window; both kinds are there."""
+    window: int
+    """Tokens that such a layer sees, the newest included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +75,7 @@ class V4Geometry:
     window: int
 
 
-Geometry: TypeAlias = MHAGeometry | LatentGeometry | V4Geometry
+Geometry: TypeAlias = MHAGeometry | HybridGeometry | LatentGeometry | V4Geometry
 
 
 def read_geometry(config: PreTrainedConfig) -> Geometry:
@@ -65,11 +87,13 @@ def read_geometry(config: PreTrainedConfig) -> Geometry:
     facts = _Facts(config.model_type, config.to_dict())
     if facts.model_type in _MHA_TYPES:
         return _mha(facts)
+    if facts.model_type in _HYBRID_TYPES:
+        return _hybrid(facts)
     if facts.model_type in _MLA_TYPES | _DSA_TYPES:
         return _latent(facts, sparse=facts.model_type in _DSA_TYPES)
     if facts.model_type in _V4_TYPES:
         return _v4(facts)
-    known = ", ".join(sorted(_MHA_TYPES | _MLA_TYPES | _DSA_TYPES | _V4_TYPES))
+    known = ", ".join(sorted(_MHA_TYPES | _HYBRID_TYPES | _MLA_TYPES | _DSA_TYPES | _V4_TYPES))
     msg = f"model type {facts.model_type!r} has no paged pools in this engine; it serves {known}"
     raise UnsupportedKVCacheError(msg)
 
@@ -94,6 +118,10 @@ class _Facts:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.refuse(name, "a positive integer")
         return value
+
+    def is_set(self, name: str) -> bool:
+        """Return whether the configuration has a value that is neither false nor empty."""
+        return bool(self._values.get(name))
 
     def names(self, name: str, count: int) -> tuple[str, ...] | None:
         """Return one name for each layer, or None where the configuration has no such list."""
@@ -122,6 +150,21 @@ def _mha(facts: _Facts) -> MHAGeometry:
         layers=layers,
         kv_heads=facts.integer("num_key_value_heads"),
         head_dim=facts.integer("head_dim"),
+    )
+
+
+def _hybrid(facts: _Facts) -> HybridGeometry:
+    if facts.is_set("use_bidirectional_attention"):
+        # A token's KV would depend on those behind it, and so would pages on what is behind them.
+        raise facts.refuse("use_bidirectional_attention", "false")
+    kinds = facts.names("layer_types", facts.integer("num_hidden_layers")) or ()
+    if set(kinds) != set(_HYBRID_KINDS):
+        raise facts.refuse("layer_types", " and ".join(_HYBRID_KINDS))
+    return HybridGeometry(
+        kv_heads=facts.integer("num_key_value_heads"),
+        head_dim=facts.integer("head_dim"),
+        slides=tuple(_HYBRID_KINDS[kind] for kind in kinds),
+        window=facts.integer("sliding_window"),
     )
 
 

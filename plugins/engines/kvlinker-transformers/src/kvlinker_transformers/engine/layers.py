@@ -12,8 +12,17 @@ from typing_extensions import override
 from kvlinker.errors import ContractError, UnsupportedOperationError
 from kvlinker_transformers.engine.buffers import RowBuffer
 from kvlinker_transformers.engine.sequence import PagedSequence
+from kvlinker_transformers.engine.tables import PageTable
 
-__all__ = ["IndexedLayer", "LatentLayer", "MHALayer", "PagedCache", "PagedLayer"]
+__all__ = [
+    "IndexedLayer",
+    "LatentLayer",
+    "MHALayer",
+    "MHAWindowLayer",
+    "PagedCache",
+    "PagedLayer",
+    "SlidingLayer",
+]
 
 
 class PagedLayer(CacheLayerMixin):
@@ -90,6 +99,29 @@ class PagedLayer(CacheLayerMixin):
         raise UnsupportedOperationError(msg)
 
 
+class SlidingLayer(PagedLayer):
+    """A layer that sees the last tokens alone: a query and those before it, a window of them together."""
+
+    is_sliding = True
+
+    def __init__(self, layer: int, sequence: PagedSequence, window: int) -> None:
+        super().__init__(layer, sequence)
+        self._window = window
+
+    def first_seen(self, tokens: int) -> int:
+        """Return the first token that is seen by the one behind `tokens` others."""
+        return max(0, tokens - self._window + 1)
+
+    @override
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        first = self.first_seen(self.tokens)
+        return self.tokens - first + query_length, first
+
+    @override
+    def get_max_length(self) -> int:
+        return self._window
+
+
 class MHALayer(PagedLayer):
     """K and V heads of every token."""
 
@@ -104,18 +136,50 @@ class MHALayer(PagedLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append K and V, [1, heads, T, head_dim] each, and return all tokens' from the pools."""
-        before = self.advance(key_states)
+        before, table = self.advance(key_states), self.sequence.kv
         keys, values = self._buffers
         return (
-            self._append(keys, before, key_states),
-            self._append(values, before, value_states),
+            _append_heads(keys, table, before, key_states, first=0),
+            _append_heads(values, table, before, value_states, first=0),
         )
 
-    def _append(self, buffer: RowBuffer, before: int, states: torch.Tensor) -> torch.Tensor:
-        _, heads, _, head_dim = states.shape
-        buffer.write(self.sequence.kv, before, states[0].transpose(0, 1).flatten(1))
-        rows = buffer.read(self.sequence.kv, 0, self.tokens, states.dtype)
-        return rows.view(-1, heads, head_dim).transpose(0, 1).unsqueeze(0)
+
+class MHAWindowLayer(SlidingLayer):
+    """K and V heads of the tokens in a window."""
+
+    def __init__(
+        self,
+        layer: int,
+        sequence: PagedSequence,
+        window: int,
+        keys: RowBuffer,
+        values: RowBuffer,
+    ) -> None:
+        super().__init__(layer, sequence, window)
+        self._buffers = (keys, values)
+
+    @override
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append K and V, [1, heads, T, head_dim] each; return those of the window and the new ones."""
+        before, table = self.advance(key_states), self.sequence.swa
+        first = self.first_seen(before)
+        keys, values = self._buffers
+        return (
+            _append_heads(keys, table, before, key_states, first=first),
+            _append_heads(values, table, before, value_states, first=first),
+        )
+
+
+def _append_heads(
+    buffer: RowBuffer, table: PageTable, before: int, states: torch.Tensor, *, first: int
+) -> torch.Tensor:
+    """Write heads [1, heads, T, head_dim] behind `before` tokens; return those of the tokens from `first` on."""
+    _, heads, count, head_dim = states.shape
+    buffer.write(table, before, states[0].transpose(0, 1).flatten(1))
+    rows = buffer.read(table, first, before + count, states.dtype)
+    return rows.view(-1, heads, head_dim).transpose(0, 1).unsqueeze(0)
 
 
 class LatentLayer(PagedLayer):

@@ -11,7 +11,7 @@ import torch
 from typing_extensions import override
 
 from kvlinker_transformers.engine.buffers import PageBuffer
-from kvlinker_transformers.engine.layers import PagedLayer
+from kvlinker_transformers.engine.layers import SlidingLayer
 from kvlinker_transformers.engine.pools_v4 import (
     C4_RATIO,
     C128_RATIO,
@@ -47,14 +47,11 @@ class V4Attention(Protocol):
         ...
 
 
-class WindowLayer(PagedLayer):
+class WindowLayer(SlidingLayer):
     """The sliding window, in which a key is its own value."""
 
-    is_sliding = True
-
     def __init__(self, layer: int, sequence: PagedSequence, pools: V4Pools) -> None:
-        super().__init__(layer, sequence)
-        self._window = pools.geometry.window
+        super().__init__(layer, sequence, pools.geometry.window)
         self._rows = pools.swa[layer]
 
     @override
@@ -64,18 +61,9 @@ class WindowLayer(PagedLayer):
         """Append keys [1, 1, T, head_dim]; return those of the window and the new ones, as keys and values."""
         before = self.advance(key_states)
         self._rows.write(self.sequence.swa, before, key_states[0, 0])
-        first = max(0, before - self._window + 1)
+        first = self.first_seen(before)
         rows = self._rows.read(self.sequence.swa, first, self.tokens, key_states.dtype)[None, None]
         return rows, rows
-
-    @override
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        first = max(0, self.tokens - self._window + 1)
-        return self.tokens - first + query_length, first
-
-    @override
-    def get_max_length(self) -> int:
-        return self._window
 
 
 class C128Layer(WindowLayer):

@@ -8,9 +8,8 @@ import torch
 from typing_extensions import override
 
 from kvlinker.description import Fact, LayerFacts, LogicalPool
-from kvlinker_transformers.engine.buffers import HeadMajorBuffer, PageBuffer
-from kvlinker_transformers.engine.codecs import PlainRows, plain_dtype
 from kvlinker_transformers.engine.geometry import MHAGeometry
+from kvlinker_transformers.engine.heads import HeadBuffers, rows_of
 from kvlinker_transformers.pools import KV, PagedPools
 
 __all__ = ["MHAPools"]
@@ -47,25 +46,16 @@ class MHAPools(PagedPools):
         """
         super().__init__(page_size=page_size, pages={KV: pages}, device=device)
         self.geometry = geometry
-        self._kv_format = kv_format
-        self._head_major = head_major
-        self.k = tuple(self._buffer(pages) for _ in range(geometry.layers))
-        self.v = tuple(self._buffer(pages) for _ in range(geometry.layers))
-
-    def _buffer(self, pages: int) -> PageBuffer | HeadMajorBuffer:
-        heads, head_dim = self.geometry.kv_heads, self.geometry.head_dim
-        dtype = plain_dtype(self._kv_format)
-        if self._head_major:
-            return HeadMajorBuffer(
-                heads=heads,
-                head_dim=head_dim,
-                dtype=dtype,
-                pages=pages,
-                page_size=self.page_size,
-                device=self.device,
-            )
-        codec = PlainRows(heads * head_dim, dtype)
-        return PageBuffer(codec, pages=pages, rows_per_page=self.page_size, device=self.device)
+        self._heads = HeadBuffers(
+            heads=geometry.kv_heads,
+            head_dim=geometry.head_dim,
+            kv_format=kv_format,
+            page_size=page_size,
+            device=device,
+            head_major=head_major,
+        )
+        self.k = tuple(self._heads.allocate(pages) for _ in range(geometry.layers))
+        self.v = tuple(self._heads.allocate(pages) for _ in range(geometry.layers))
 
     @property
     @override
@@ -80,16 +70,8 @@ class MHAPools(PagedPools):
     @property
     @override
     def facts(self) -> Mapping[str, Fact]:
-        return {
-            "kv_layout": "head_major" if self._head_major else "token_major",
-            "kv_format": self._kv_format,
-            "kv_scaled": 0,
-        }
+        return self._heads.facts
 
     @override
     def tensors(self) -> Mapping[str, tuple[torch.Tensor, ...]]:
-        return {"k": tuple(map(_rows, self.k)), "v": tuple(map(_rows, self.v))}
-
-
-def _rows(buffer: PageBuffer | HeadMajorBuffer) -> torch.Tensor:
-    return buffer.rows if isinstance(buffer, PageBuffer) else buffer.page_rows
+        return {"k": rows_of(self.k), "v": rows_of(self.v)}
