@@ -1,15 +1,67 @@
-"""What all engine tests share: SGLang is told to use the CPU before anything imports it."""
+"""What all engine tests share: models made once, and servers that end with their test or are shared by many."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import count
+from pathlib import Path
 
 import pytest
+import torch
 
-os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # before anything imports sglang
+
+from engine_frame.models import make_model
+from engine_frame.server import Server, ServerOptions, SharedServer
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let SGLang, and what it imports of torch, warn; warnings of all others stay errors."""
+    """Let SGLang warn of what it cannot do without a GPU, and torch of what SGLang uses; all else stays an error."""
     config.addinivalue_line("filterwarnings", r"ignore::UserWarning:sglang\..*")
     config.addinivalue_line("filterwarnings", r"ignore::DeprecationWarning:torch\..*")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Keep sums in one order, and leave the other core to the engine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that makes a tiny model, once, and returns its folder: `llama`, `sliding` or `latent`."""
+    folder = tmp_path_factory.mktemp("models")
+    return cache(lambda name: make_model(name, folder))
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
+    """Return what keeps one server up for tests that want the same; take it where nothing is killed."""
+    shared = SharedServer(tmp_path_factory.mktemp("servers"))
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def start_server(
+    tmp_path: Path, shared_server: SharedServer
+) -> Iterator[Callable[[ServerOptions], Server]]:
+    """Return a function that starts a server for this test alone; it may be stopped, killed and restarted."""
+    shared_server.close()
+    servers: list[Server] = []
+    numbers = count(1)
+
+    def start(options: ServerOptions) -> Server:
+        server = Server(options, tmp_path / f"server-{next(numbers)}.log")
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.kill()

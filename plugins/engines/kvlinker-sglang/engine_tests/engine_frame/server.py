@@ -1,0 +1,256 @@
+"""A real SGLang server in processes of its own, on a free port of this machine alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from engine_frame.client import Client
+
+__all__ = ["LinkerOptions", "Server", "ServerDied", "ServerOptions", "SharedServer"]
+
+ENGINE_TESTS = Path(__file__).parents[1]
+START_SECONDS = 100.0
+STOP_SECONDS = 30.0
+LAST_LINES = 40
+
+
+class ServerDied(Exception):  # noqa: N818 - what happened
+    """A server ended, or never came up; says what it logged last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkerOptions:
+    """The external linker of a server."""
+
+    extra_config: Mapping[str, object] = field(default_factory=dict)
+    """Options of the linker itself, of JSON's types."""
+    name: str = "KVLinker"
+    module: str = "kvlinker_sglang"
+    """Imported in the scheduler process, where the modules of `engine_tests` can be imported too."""
+
+    @property
+    def flags(self) -> list[str]:
+        """As SGLang's command line takes them."""
+        config = {
+            "linker": self.name,
+            "linker_module_path": self.module,
+            "linker_extra_config": dict(self.extra_config),
+        }
+        return [
+            "--enable-unified-cache-external-linker",
+            "--unified-cache-external-linker-backend=dynamic",
+            f"--unified-cache-external-linker-config={json.dumps(config)}",
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """How a server is started."""
+
+    model: Path
+    linker: LinkerOptions | None = None
+    page_size: int = 16
+    max_total_tokens: int = 4096
+    """Slots of its KV pools."""
+    max_running_requests: int = 8
+    dtype: str = "bfloat16"
+    """Of its weights and its KV pools."""
+    flags: tuple[str, ...] = ()
+    """Further flags of SGLang's command line; a later one wins."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further variables of its processes."""
+
+    def command(self, port: int) -> list[str]:
+        """Return the command line; the server dies with this process, whatever ends it."""
+        return [
+            *("setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "sglang.launch_server"),
+            *("--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port)),
+            *("--device", "cpu", "--dtype", self.dtype, "--page-size", str(self.page_size)),
+            *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+            *("--skip-tokenizer-init", "--skip-server-warmup", "--disable-cuda-graph"),
+            "--sleep-on-idle",
+            *("--mem-fraction-static", "0.05", "--max-total-tokens", str(self.max_total_tokens)),
+            *("--max-running-requests", str(self.max_running_requests), "--random-seed", "0"),
+            *(self.linker.flags if self.linker else ()),
+            *self.flags,
+        ]
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment: one thread, so that a sum has one order, and no model from elsewhere."""
+        return {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ENGINE_TESTS),
+            "SGLANG_USE_CPU_ENGINE": "1",
+            **self.environment,
+        }
+
+
+class Server:
+    """A server that can be stopped, killed and started again; as a context, it is up inside."""
+
+    def __init__(self, options: ServerOptions, log: Path) -> None:
+        """Start nothing yet; `log` is written by the server's processes, one start after the other."""
+        self.options = options
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    @property
+    def client(self) -> Client:
+        """A client of the server that is running."""
+        return Client(port=self._port)
+
+    @property
+    def pid(self) -> int:
+        """The process that listens; the scheduler and others are its children, in a process group of this number.
+
+        Raises:
+            ServerDied: it does not run.
+        """
+        if self._process is None or self._process.poll() is not None:
+            raise ServerDied(self.last_lines())
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until it takes requests.
+
+        Raises:
+            ServerDied: it ended, or took too long.
+        """
+        self._port = free_port()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.options.command(self._port),
+                env=self.options.variables(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._wait_until_healthy()
+
+    def stop(self) -> None:
+        """End it as an operator does, with SIGTERM, and wait until all of its processes are gone.
+
+        Raises:
+            ServerDied: it had to be killed.
+        """
+        process, pid = self._process, self.pid
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        while (process and process.poll() is None) or lives(pid):
+            if time.monotonic() > deadline:
+                self.kill()
+                msg = f"did not stop on SIGTERM\n{self.last_lines()}"
+                raise ServerDied(msg)
+            time.sleep(0.05)
+        self._process = None
+
+    def kill(self) -> None:
+        """End all of its processes at once, with SIGKILL, as a power cut does; fine where none runs."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        while lives(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+            time.sleep(0.02)
+        process.wait()
+
+    def restart(self) -> None:
+        """Kill it where it runs, and start it anew, on another port."""
+        self.kill()
+        self.start()
+
+    def log_text(self) -> str:
+        """Return everything that its processes wrote, all starts together."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def last_lines(self) -> str:
+        """Return what its processes wrote last."""
+        return "\n".join(self.log_text().splitlines()[-LAST_LINES:])
+
+    def _wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not self.client.is_healthy():
+            if time.monotonic() > deadline:
+                self.kill()
+                msg = f"did not come up\n{self.last_lines()}"
+                raise ServerDied(msg)
+            _ = self.pid
+            time.sleep(0.1)
+
+
+class SharedServer:
+    """Keeps one server up for tests that want the same, and no second one beside it: there are two cores."""
+
+    def __init__(self, folder: Path) -> None:
+        """Write logs into a folder, one for each server."""
+        self._folder = folder
+        self._server: Server | None = None
+        self._count = 0
+
+    def get(self, options: ServerOptions) -> Server:
+        """Return a server with these options and empty pools, the one that is up or a new one in its place.
+
+        Raises:
+            ServerDied: it did not come up.
+        """
+        if self._server and self._server.options == options and self._server.client.is_healthy():
+            self._server.client.flush_cache()
+            return self._server
+        self.close()
+        self._count += 1
+        self._server = Server(options, self._folder / f"server-{self._count}.log")
+        self._server.start()
+        return self._server
+
+    def close(self) -> None:
+        """Kill the server that is up, if any."""
+        if self._server is not None:
+            self._server.kill()
+        self._server = None
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def lives(group: int) -> bool:
+    """Say whether a process group has a process that runs; one that has ended and was not waited for does not."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, process_group, *_ = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(process_group) == group and state not in "XZ":
+            return True
+    return False
