@@ -150,7 +150,7 @@ def _is_abstract(member: object) -> bool:
 def _signatures(owner: type, expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     members = dict(inspect.getmembers(owner))
     for name, parameters in sorted(expected.items()):
-        if name not in members:
+        if not callable(members.get(name)):
             yield f"{owner.__name__} has no {name}"
             continue
         found = tuple(inspect.signature(members[name]).parameters)

@@ -59,12 +59,18 @@ class WeightsWatch:
 
     def flush(self) -> KeyNamespace:
         """Note that the prefix cache is empty; return the namespace from here on."""
-        version = self._engine_version()
+        version = self._version_now()
         if self._updated or version != self._seen:
             named = self._named if self._updated else version
             self._namespace = replace(self._namespace, weights_version=self._version(named))
         self._updated, self._named, self._seen = False, None, version
         return self._namespace
+
+    def _version_now(self) -> str | None:
+        try:
+            return self._engine_version()
+        except Exception:  # noqa: BLE001  # an engine that cannot say it begins an epoch
+            return None
 
     def _version(self, named: str | None) -> str:
         if named is not None:

@@ -1,0 +1,146 @@
+"""The namespace of a server's pages: everything that the values depend on, and nothing that they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvlinker_sglang.checkpoints import checkpoint_digest
+from kvlinker_sglang.identity import Checkpoint, ModelFacts, make_namespace
+from kvlinker_sglang.options import NamespaceConfig
+from kvlinker_sglang.secret_references import SecretReference
+
+BIG = 3 << 20
+
+
+def make_checkpoint(folder: Path, *, fill: int = 1) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"layers": 2}', encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(bytes([fill]) * BIG)
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+def facts_of(folder: Path) -> ModelFacts:
+    return ModelFacts(
+        engine_version="0.5.23",
+        model=Checkpoint(path=str(folder)),
+        weights_version="default",
+        values={"dtype": "bfloat16"},
+    )
+
+
+def test_k2_copies_of_a_checkpoint_agree_wherever_they_lie(tmp_path: Path) -> None:
+    one, two = make_checkpoint(tmp_path / "a"), make_checkpoint(tmp_path / "b" / "c")
+
+    assert checkpoint_digest(str(one)) == checkpoint_digest(str(two)) is not None
+
+
+@pytest.mark.parametrize("offset", [0, 16 * 1024, BIG - 1])
+def test_b34_other_weights_have_another_digest(tmp_path: Path, offset: int) -> None:
+    one, two = make_checkpoint(tmp_path / "a"), make_checkpoint(tmp_path / "b")
+    weights = bytearray((two / "model.safetensors").read_bytes())
+    for position in range(offset % 4096, BIG, 4096):  # training changes weights everywhere
+        weights[position] ^= 1
+    (two / "model.safetensors").write_bytes(weights)
+
+    assert checkpoint_digest(str(one)) != checkpoint_digest(str(two))
+
+
+def test_b34_another_configuration_or_size_has_another_digest(tmp_path: Path) -> None:
+    one, two, three = (make_checkpoint(tmp_path / name) for name in "abc")
+    (two / "config.json").write_text('{"layers": 3}', encoding="utf-8")
+    with (three / "model.safetensors").open("ab") as file:
+        file.write(b"\x01")
+
+    assert len({checkpoint_digest(str(folder)) for folder in (one, two, three)}) == 3
+
+
+def test_a_tokenizer_is_no_part_of_the_weights(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "a")
+    before = checkpoint_digest(str(folder))
+    (folder / "tokenizer.json").write_text("[]", encoding="utf-8")
+
+    assert checkpoint_digest(str(folder)) == before
+
+
+def test_a_checkpoint_may_be_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"weights")
+
+    assert checkpoint_digest(str(file)) is not None
+
+
+def test_a_checkpoint_that_is_not_here_has_no_digest() -> None:
+    assert checkpoint_digest("nobody/nothing", revision="main") is None
+
+
+def test_k2_the_namespace_is_that_of_the_model_by_default(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "a")
+
+    namespace = make_namespace(NamespaceConfig(), facts_of(folder))
+
+    assert namespace.model_id == str(folder)
+    assert namespace.producer == "sglang 0.5.23"
+    assert namespace.tenant is None
+    assert str(namespace.weights_version).startswith("default ")
+    assert namespace.value_format == '{"dtype": "bfloat16"}'
+
+
+def test_k2_what_is_configured_stands_in_place_of_the_defaults(tmp_path: Path) -> None:
+    config = NamespaceConfig(model_id="m", weights_version="7", producer="p", tenant="t")
+
+    namespace = make_namespace(config, facts_of(make_checkpoint(tmp_path / "a")))
+
+    fields = dict(namespace.fields)
+    assert (fields["model_id"], fields["weights_version"], fields["producer"]) == ("m", "7", "p")
+    assert fields["tenant"] == "t"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"engine_version": "0.5.24"},
+        {"weights_version": "two"},
+        {"values": {"dtype": "float16"}},
+        {"draft": Checkpoint(path="draft")},
+        {"adapters": {"a": Checkpoint(path="adapter")}},
+        {"model": Checkpoint(path="elsewhere")},
+    ],
+)
+def test_k2_whatever_the_values_depend_on_changes_the_namespace(
+    tmp_path: Path, changed: dict[str, object]
+) -> None:
+    facts = facts_of(make_checkpoint(tmp_path / "a"))
+
+    other = replace(facts, **changed)  # type: ignore[arg-type]  # fields by name
+
+    namespaces = [make_namespace(NamespaceConfig(), item) for item in (facts, other)]
+    assert namespaces[0].digest != namespaces[1].digest
+
+
+def test_b35_an_adapter_that_was_trained_on_changes_the_namespace(tmp_path: Path) -> None:
+    adapter = make_checkpoint(tmp_path / "adapter")
+    facts = replace(
+        facts_of(make_checkpoint(tmp_path / "a")), adapters={"x": Checkpoint(path=str(adapter))}
+    )
+    before = make_namespace(NamespaceConfig(), facts)
+    (adapter / "model.safetensors").write_bytes(b"\x02" * BIG)
+
+    assert make_namespace(NamespaceConfig(), facts).digest != before.digest
+
+
+def test_k1_a_secret_keys_the_namespace_and_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "s3cret" * 20
+    monkeypatch.setenv("KV_SECRET", secret)
+    facts = facts_of(make_checkpoint(tmp_path / "a"))
+    config = NamespaceConfig(secret=SecretReference(env="KV_SECRET"))
+
+    namespace = make_namespace(config, facts)
+
+    assert namespace.digest != make_namespace(NamespaceConfig(), facts).digest
+    assert secret not in repr(namespace)
