@@ -24,6 +24,10 @@ class Rows:
         """Return their bytes: uint8 [rows, bytes]."""
         return _bytes(self.buffer)[self.numbers]
 
+    def write(self, content: torch.Tensor) -> None:
+        """Write their bytes: uint8 [rows, bytes]."""
+        _bytes(self.buffer)[self.numbers] = content
+
     def read_others(self) -> torch.Tensor:
         """Return the bytes of all other rows of the buffer."""
         others = torch.ones(len(self.buffer), dtype=torch.bool)
