@@ -71,6 +71,11 @@ _MHA = (
     _example("mha", heads_pool, excused=_HEADS),
     _example("mha-fp8", partial(heads_pool, dtype=_FP8), excused=_HEADS),
     _example("mha-fp8_e5m2", partial(heads_pool, dtype=torch.float8_e5m2), excused=_HEADS),
+    _example(
+        "mha-fp8_on_cpu",
+        partial(heads_pool, dtype=_FP8, quantized_as="cpu_fp8_e4m3"),
+        excused=_HEADS,
+    ),
     _example("mha-head_major", partial(heads_pool, head_major=True), excused=_HEADS),
     _example("mha-unequal", partial(heads_pool, v_head_dim=32), excused=_HEADS),
     _example("mha-second_stage", partial(heads_pool, start_layer=3), excused=_HEADS),

@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 from sglang.srt.environ import envs
+from sglang.srt.layers.quantization.fp4_kv_cache_quant_method import get_kv_cache_quant_method
 from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
@@ -46,8 +47,9 @@ def heads_pool(
     pages: int = 16,
     start_layer: int = 0,
     head_major: bool = False,
+    quantized_as: str | None = None,
 ) -> object:
-    """Return an `MHATokenToKVPool`."""
+    """Return an `MHATokenToKVPool`; SGLang quantizes by a named method for some platforms and formats."""
     publish_configuration()
 
     with envs.SGLANG_USE_HND_KVCACHE.override(head_major):
@@ -63,6 +65,7 @@ def heads_pool(
             enable_memory_saver=False,
             start_layer=start_layer,
             end_layer=start_layer + layers,
+            quant_method=None if quantized_as is None else get_kv_cache_quant_method(quantized_as),
         )
 
 
@@ -76,8 +79,9 @@ def windows_pool(
     pages: int = 16,
     window_pages: int = 8,
     head_major: bool = False,
+    **classes: object,
 ) -> object:
-    """Return an `SWAKVPool` of two pools of K and V."""
+    """Return an `SWAKVPool`: of two pools of K and V, unless SGLang's arguments name other classes."""
     publish_configuration()
 
     with envs.SGLANG_USE_HND_KVCACHE.override(head_major):
@@ -91,6 +95,7 @@ def windows_pool(
             swa_attention_layer_ids=list(sliding),
             full_attention_layer_ids=list(full),
             device="cpu",
+            **classes,
         )
 
 

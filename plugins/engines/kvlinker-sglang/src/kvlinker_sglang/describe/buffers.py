@@ -80,7 +80,7 @@ def require_same_facts(found: Mapping[str, Fact], target: Mapping[str, Fact], wh
 
 
 def value_format(dtype: torch.dtype, stored_as: torch.dtype, where: str) -> str:
-    """Return the name of a buffer's values; SGLang keeps fp8 values as uint8.
+    """Return the name of a buffer's values; SGLang keeps fp8 values as uint8 where it must index them.
 
     Raises:
         UnsupportedKVCacheError: values of that type are not described, or are kept as another type.
@@ -94,8 +94,8 @@ def value_format(dtype: torch.dtype, stored_as: torch.dtype, where: str) -> str:
         torch.float8_e4m3fn: "fp8_e4m3fn",
         torch.float8_e5m2: "fp8_e5m2",
     }
-    expected = torch.uint8 if dtype.itemsize == 1 else dtype
-    if dtype not in names or stored_as != expected:
+    ways = {torch.uint8, dtype} if dtype.itemsize == 1 else {dtype}
+    if dtype not in names or stored_as not in ways:
         msg = (
             f"{where} keeps {dtype} values as {stored_as}, which is not described; "
             f"run SGLang with --kv-cache-dtype bf16, fp8_e4m3 or fp8_e5m2"

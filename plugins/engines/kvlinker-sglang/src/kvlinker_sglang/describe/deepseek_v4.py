@@ -87,11 +87,9 @@ def _buffers(pool: V4Pool, layers: Sequence[LayerFacts]) -> dict[str, tuple[Buff
     if sparse := _numbers(layers, _C4):
         buffers["c4_kv"] = spans_of("c4_kv", latents_of(kv_pool_of(pool, _C4)))
         buffers["c4_indexer"] = spans_of("c4_indexer", indexes_of(indexer_of(pool)))
-        for role, rings in (
-            ("c4_state", states_of(pool, sparse, index=False)),
-            ("c4_indexer_state", states_of(pool, sparse, index=True)),
-        ):
-            buffers[role] = spans_of(role, rings.tensors)
+        rings = states_of(pool, sparse)
+        buffers["c4_state"] = spans_of("c4_state", rings.attention)
+        buffers["c4_indexer_state"] = spans_of("c4_indexer_state", rings.index)
     if _numbers(layers, _C128):
         buffers["c128_kv"] = spans_of("c128_kv", latents_of(kv_pool_of(pool, _C128)))
     return buffers
@@ -106,7 +104,7 @@ def _facts(pool: V4Pool, layers: Sequence[LayerFacts]) -> dict[str, Fact]:
     indexer_format, state_format, ring_rows = "fp8_fused", "fp32", 8
     if sparse := _numbers(layers, _C4):
         indexer_format = "fp4_fused" if indexer_of(pool).use_fp4_indexer else "fp8_fused"
-        rings = states_of(pool, sparse, index=False)
+        rings = states_of(pool, sparse)
         state_format, ring_rows = rings.value_format, rings.rows
     return {
         "kv_format": "fp8_e4m3fn_ue8m0",

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from kvlinker.description import DescribeRequest
 from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker_sglang.describe.buffers import HeldTensors
-from kvlinker_sglang.describe.classes import changed, class_name, require_class
+from kvlinker_sglang.describe.classes import changed, class_name
+from kvlinker_sglang.describe.refusals import require_class
 from kvlinker_sglang.describe.requests import require_page_size
 
 if TYPE_CHECKING:
@@ -111,9 +112,10 @@ class _StateRows(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRings:
-    """The state rings of some layers, one ring of rows for each page of the windows."""
+    """The compressor states of some layers, one ring of rows for each page of the windows."""
 
-    tensors: HeldTensors
+    attention: HeldTensors
+    index: HeldTensors
     rows: int
     """Rows of a ring."""
     value_format: str
@@ -130,17 +132,29 @@ def v4_pool(pool: object, where: str, request: DescribeRequest) -> V4Pool:
     if not isinstance(pool, V4Pool):
         raise changed(pool, V4Pool)
     require_page_size(pool, pool.page_size, request)
-    ways = {
-        "unified KV (in fp8, 512 B of values and 128 B of rope in two buffers)": pool.unified_kv_pool,
-        "windows of requests (encoder replay)": pool.request_window,
-        "a ring of windows for each request": pool.swa_req_ring_size,
-    }
-    if found := [way for way, part in ways.items() if part is not None]:
-        msg = (
-            f"{where}, a {class_name(pool)}, keeps {found[0]}, and described are pages of windows and of compressed "
-            f"KV; run SGLang with its default KV layout for DeepSeek V4"
-        )
-        raise UnsupportedKVCacheError(msg)
+    for part, kept, remedy in (
+        (
+            pool.unified_kv_pool,
+            "unified KV, whose fp8 rows are 512 B of values and 128 B of rope in two buffers",
+            "another SGLANG_HACK_FLASHMLA_BACKEND than unified_kv_triton",
+        ),
+        (
+            pool.request_window,
+            "the windows of running requests alone",
+            "no --enable-encoder-swa-bounded-replay",
+        ),
+        (
+            pool.swa_req_ring_size,
+            "a ring of windows for each running request",
+            "no --enable-encoder-swa-bounded-replay",
+        ),
+    ):
+        if part is not None:
+            msg = (
+                f"{where}, a {class_name(pool)}, keeps {kept}, and described are pages of windows; "
+                f"run SGLang with {remedy}"
+            )
+            raise UnsupportedKVCacheError(msg)
     return pool
 
 
@@ -151,15 +165,15 @@ def kv_pool_of(pool: V4Pool, ratio: int) -> _KVPool:
         UnsupportedKVCacheError: it is of another class or layout, such as HiSparse's.
     """
     part = pool.kv_pools[ratio] if ratio else pool.swa_kv_pool
-    where = f"the KV of compress ratio {ratio}" if ratio else "the windows"
-    require_class(part, _KV, where, remedies=_OTHER_KV)
+    where = f"the KV pool of compress ratio {ratio}" if ratio else "the pool of windows"
+    require_class(part, _KV, where, reasons=_OTHER_KV)
     if not isinstance(part, _KVPool):
         raise changed(part, _KVPool)
     import torch
 
     if part.kv_layout != _LAYOUT or part.dtype != torch.float8_e4m3fn:
         msg = (
-            f"{where} of a {class_name(pool)} are {part.dtype} in layout {part.kv_layout}, and described is layout "
+            f"{where} of a {class_name(pool)} is of {part.dtype} in layout {part.kv_layout}, and described is layout "
             f"{_LAYOUT!r} of float8_e4m3fn; run SGLang with SGLANG_DSV4_KV_LAYOUT=v4 and --kv-cache-dtype fp8_e4m3"
         )
         raise UnsupportedKVCacheError(msg)
@@ -181,7 +195,12 @@ def indexer_of(pool: V4Pool) -> _IndexerPool:
     require_class(part, _INDEXER, "the indexer")
     if not isinstance(part, _IndexerPool):
         raise changed(part, _IndexerPool)
-    if part.uses_aiter_fp4_layout or part.index_k_rne or part.index_k_page8:
+    if (
+        part.index_k_with_scale_buffer is None
+        or part.uses_aiter_fp4_layout
+        or part.index_k_rne
+        or part.index_k_page8
+    ):
         msg = (
             f"the indexer of a {class_name(pool)} is kept as ROCm or V4.1 keep it, and described is CUDA's of V4; "
             f"run SGLang without --enable-deepseek-v4-fp4-indexer"
@@ -192,35 +211,32 @@ def indexer_of(pool: V4Pool) -> _IndexerPool:
 
 def indexes_of(part: _IndexerPool) -> HeldTensors:
     """Return what reads the index keys with their scales."""
-
-    def tensors() -> Sequence[torch.Tensor]:
-        if part.index_k_with_scale_buffer is None:
-            raise changed(part, _IndexerPool)
-        return part.index_k_with_scale_buffer
-
-    return tensors
+    return lambda: part.index_k_with_scale_buffer or ()
 
 
-def states_of(pool: V4Pool, numbers: Sequence[int], *, index: bool) -> StateRings:
-    """Return the rings of the compressor states of ratio 4, or of their indexer's.
-
-    Args:
-        pool: the whole.
-        numbers: the global layers, in order.
-        index: of the indexer.
+def states_of(pool: V4Pool, numbers: Sequence[int]) -> StateRings:
+    """Return the compressor states of the global layers of ratio 4, in their order.
 
     Raises:
         UnsupportedKVCacheError: a state is of another class, or does not follow the pages of windows.
     """
-    held = pool.indexer_compress_state_pools if index else pool.compress_state_pools
-    pools = [_state_pool(pool, held[number], number) for number in numbers]
-    rings = {(part.ring_size, _state_format(part)) for part in pools}
+    attention, index = (
+        [_state_pool(pool, held[number], number) for number in numbers]
+        for held in (pool.compress_state_pools, pool.indexer_compress_state_pools)
+    )
+    rings = {(part.ring_size, _state_format(part)) for part in (*attention, *index)}
     if len(rings) > 1:
-        msg = f"{class_name(pool)} has state rings of several sizes and types: {sorted(rings)}"
+        msg = (
+            f"{class_name(pool)} has state rings of several sizes and types: {sorted(rings)}; "
+            f"use a version of SGLang that kvlinker-sglang was tested with"
+        )
         raise UnsupportedKVCacheError(msg)
     rows, value_format = rings.pop()
     return StateRings(
-        tensors=lambda: [_rows_of(part) for part in pools], rows=rows, value_format=value_format
+        attention=_all_rows_of(attention),
+        index=_all_rows_of(index),
+        rows=rows,
+        value_format=value_format,
     )
 
 
@@ -235,6 +251,10 @@ def _state_pool(pool: V4Pool, part: object, number: int) -> _StatePool:
         )
         raise UnsupportedKVCacheError(msg)
     return part
+
+
+def _all_rows_of(parts: Sequence[_StatePool]) -> HeldTensors:
+    return lambda: [_rows_of(part) for part in parts]
 
 
 def _rows_of(part: _StatePool) -> torch.Tensor:

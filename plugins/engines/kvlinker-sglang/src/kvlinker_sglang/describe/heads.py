@@ -16,8 +16,9 @@ from kvlinker_sglang.describe.buffers import (
     spans_of,
     value_format,
 )
-from kvlinker_sglang.describe.classes import changed, class_name, require_class
+from kvlinker_sglang.describe.classes import changed, class_name
 from kvlinker_sglang.describe.engine import sharded_over_all_ranks
+from kvlinker_sglang.describe.refusals import require_class
 from kvlinker_sglang.describe.requests import draft_pools, require_page_size
 
 if TYPE_CHECKING:
@@ -34,15 +35,22 @@ __all__ = [
 ]
 
 POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"
-_LAYOUTS: Mapping[str, str] = MappingProxyType(
+_QUANTIZATIONS = "sglang.srt.layers.quantization.fp4_kv_cache_quant_method"
+_METHODS = (
+    # Values as they are, fp8 ones kept as uint8.
+    f"{_QUANTIZATIONS}.UnquantizedKVCacheMethod",
+    # What the CPU does for fp8: the same values, under their own type.
+    f"{_QUANTIZATIONS}.CPUFP8KVCacheMethod",
+)
+_LAYOUTS: Mapping[str, tuple[str, int]] = MappingProxyType(
     {
         # [slots, heads, head_dim].
-        "nhd": "token_major",
+        "nhd": ("token_major", 3),
         # [pages, heads, slots, head_dim] (SGLANG_USE_HND_KVCACHE).
-        "hnd": "head_major",
+        "hnd": ("head_major", 4),
     }
 )
-"""SGLang's name of a layout to the model plugins'."""
+"""SGLang's name of a layout to the model plugins' name of it, and the dimensions of its buffers."""
 
 
 @runtime_checkable
@@ -57,7 +65,7 @@ class HeadsPool(Protocol):
     k_buffer: list[torch.Tensor]
     v_buffer: list[torch.Tensor]
     kv_cache_layout: str
-    is_quantized_kv_cache: bool
+    quant_method: object
     post_capture_active: bool
 
 
@@ -91,10 +99,10 @@ def heads_pool(pool: object, where: str, request: DescribeRequest) -> HeadsPool:
     if not isinstance(pool, HeadsPool):
         raise changed(pool, HeadsPool)
     require_page_size(pool, pool.page_size, request)
-    if pool.is_quantized_kv_cache:
+    if (method := class_name(pool.quant_method)) not in _METHODS:
         msg = (
-            f"{where}, a {class_name(pool)}, keeps quantized values with scales and workspaces beside them, which are "
-            f"not described; run SGLang with --kv-cache-dtype bf16 or fp8_e4m3"
+            f"{where}, a {class_name(pool)}, quantizes by {method}, with scales and workspaces beside the values, "
+            f"which are not described; run SGLang with --kv-cache-dtype bf16 or fp8_e4m3"
         )
         raise UnsupportedKVCacheError(msg)
     if pool.post_capture_active:
@@ -112,14 +120,15 @@ def heads_facts(pool: HeadsPool, where: str) -> dict[str, Fact]:
     Raises:
         UnsupportedKVCacheError: the layout or the type of values is not described.
     """
-    if pool.kv_cache_layout not in _LAYOUTS:
+    layout, dimensions = _LAYOUTS.get(pool.kv_cache_layout, ("", 0))
+    if found := {tensor.dim() for tensor in (*pool.k_buffer, *pool.v_buffer)} - {dimensions}:
         msg = (
-            f"{where}, a {class_name(pool)}, is laid out as {pool.kv_cache_layout!r}, and described are "
-            f"{', '.join(_LAYOUTS)}; run SGLang with its default layout"
+            f"{where}, a {class_name(pool)}, is laid out as {pool.kv_cache_layout!r} in buffers of {sorted(found)} "
+            f"dimensions, and described are {', '.join(_LAYOUTS)}; run SGLang with its default layout"
         )
         raise UnsupportedKVCacheError(msg)
     return {
-        "kv_layout": _LAYOUTS[pool.kv_cache_layout],
+        "kv_layout": layout,
         "kv_format": value_format(pool.dtype, pool.store_dtype, where),
         "kv_scaled": 0,
     }

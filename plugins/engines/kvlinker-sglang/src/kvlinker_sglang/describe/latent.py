@@ -13,8 +13,9 @@ from kvlinker_sglang.describe.buffers import (
     spans_of,
     value_format,
 )
-from kvlinker_sglang.describe.classes import changed, class_name, require_class
+from kvlinker_sglang.describe.classes import changed, class_name
 from kvlinker_sglang.describe.engine import replicated_on_all_ranks
+from kvlinker_sglang.describe.refusals import require_class
 from kvlinker_sglang.describe.requests import draft_pools, require_page_size
 
 if TYPE_CHECKING:

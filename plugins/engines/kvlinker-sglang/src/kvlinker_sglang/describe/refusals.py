@@ -11,12 +11,13 @@ from types import MappingProxyType
 from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker_sglang.describe.classes import class_name
 
-__all__ = ["refusal_of"]
+__all__ = ["refusal_of", "require_class"]
 
 _POOLS = "sglang.srt.mem_cache.memory_pool"
 _V4_POOLS = "sglang.srt.mem_cache.deepseek_v4_memory_pool"
 _ALONE = "it is a part of a pool; describe the pool that the model runner holds as token_to_kv_pool"
 
+_ELSEWHERE = "its bytes may mean something else; run SGLang without a linker for this model"
 _BY_CLASS: Mapping[str, str] = MappingProxyType(
     {
         f"{_POOLS}.NoOpMHATokenToKVPool": (
@@ -87,14 +88,39 @@ _BY_MODULE: Mapping[str, str] = MappingProxyType(
 
 def refusal_of(found: object) -> UnsupportedKVCacheError:
     """Return the error that says why an object of SGLang's is not described, and what to do."""
-    name = class_name(found)
+    reason = _reason(found)
+    return UnsupportedKVCacheError(
+        _unknown(found) if reason is None else f"{class_name(found)} is not described: {reason}"
+    )
+
+
+def require_class(
+    found: object, expected: str, what: str, *, reasons: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Refuse a pool, or a part of one, whose class is not exactly the expected one.
+
+    Args:
+        found: the pool or the part.
+        expected: full dotted name of the class.
+        what: its place, in the message.
+        reasons: full dotted name of a class to why it is not described in that place, and what to do.
+
+    Raises:
+        UnsupportedKVCacheError: it is of another class, whose bytes may mean something else.
+    """
+    if (name := class_name(found)) != expected:
+        reason = reasons.get(name) or _reason(found) or _ELSEWHERE
+        msg = f"{what} is of class {name}, and only {expected} is described there: {reason}"
+        raise UnsupportedKVCacheError(msg)
+
+
+def _reason(found: object) -> str | None:
+    """Return why a class that is known here is not described; None for others, described ones among them."""
+    name, module = class_name(found), type(found).__module__
     if name in _BY_CLASS:
-        return UnsupportedKVCacheError(f"{name} is not described: {_BY_CLASS[name]}")
-    module = type(found).__module__
-    for prefix, reason in _BY_MODULE.items():
-        if module == prefix or module.startswith(f"{prefix}."):
-            return UnsupportedKVCacheError(f"{name} is not described: {reason}")
-    return UnsupportedKVCacheError(_unknown(found))
+        return _BY_CLASS[name]
+    modules = (part for part in _BY_MODULE if module == part or module.startswith(f"{part}."))
+    return next((_BY_MODULE[part] for part in modules), None)
 
 
 def _unknown(found: object) -> str:

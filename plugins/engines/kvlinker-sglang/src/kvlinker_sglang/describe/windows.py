@@ -19,9 +19,10 @@ from kvlinker.description import (
 from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker.spans import BufferSpan
 from kvlinker_sglang.describe.buffers import require_same_facts
-from kvlinker_sglang.describe.classes import changed, class_name, require_class
+from kvlinker_sglang.describe.classes import changed, class_name
 from kvlinker_sglang.describe.engine import sharded_over_all_ranks
 from kvlinker_sglang.describe.heads import HeadsPool, heads_facts, heads_pool, heads_roles
+from kvlinker_sglang.describe.refusals import require_class
 from kvlinker_sglang.describe.requests import (
     ATTENTION_CHUNK_SIZE,
     draft_pools,
@@ -80,7 +81,7 @@ def _windows_pool(pool: object, where: str, request: DescribeRequest) -> Windows
     if pool.swa_req_ring_size is not None:
         msg = (
             f"{where}, a {class_name(pool)}, keeps a ring of {pool.swa_req_ring_size} slots for each request, and no "
-            f"pages of windows; run SGLang without bounded replay of windows"
+            f"pages of windows; run SGLang without --enable-encoder-swa-bounded-replay"
         )
         raise UnsupportedKVCacheError(msg)
     return pool
