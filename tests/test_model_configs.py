@@ -27,6 +27,7 @@ from kvlinker_deepseek_v4 import resolve_layer_mappings, stage_layers, v4_pools
 from kvlinker_deepseek_v4.formats import V4Formats
 from kvlinker_deepseek_v4.host_tier import ByteCapacity, plan_host_tier
 from kvlinker_dsa import planned as dsa
+from kvlinker_mamba import planned as mamba
 from kvlinker_mha import planned as mha
 from kvlinker_mla import planned as mla
 from kvlinker_swa import planned as swa
@@ -106,6 +107,53 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 18,
         **GPT_OSS,
     },
+    "qwen3-next-80b": {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    },
+    "kimi-linear-48b": {
+        "model_type": "kimi_linear",
+        "num_hidden_layers": 27,
+        "linear_attn_config": {
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+            "kda_layers": [i for i in range(1, 27) if i % 4],
+            "num_heads": 32,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+        },
+        **LATENT,
+    },
+    "jamba-v0.1": {
+        "model_type": "jamba",
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_size": 4096,
+        "sliding_window": None,
+        "attn_layer_period": 8,
+        "attn_layer_offset": 4,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+    },
+    "lfm2-1.2b": {
+        "model_type": "lfm2",
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_size": 2048,
+        "conv_L_cache": 3,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    },
     "deepseek-v3": {"model_type": "deepseek_v3", "num_hidden_layers": 61, **LATENT},
     "deepseek-v3.2": {"model_type": "deepseek_v32", "num_hidden_layers": 61, **SPARSE},
     "glm-5": {"model_type": "glm_moe_dsa", "num_hidden_layers": 78, **SPARSE},
@@ -134,6 +182,7 @@ MODEL_TYPES = [
     mha.MODEL_TYPES,
     mla.MODEL_TYPES,
     frozenset(swa.MODELS),
+    frozenset(mamba.MODELS),
     dsa.MODEL_TYPES,
     v4.MODEL_TYPES,
 ]
@@ -164,6 +213,11 @@ SIZES = [
     Size(model="gpt-oss-20b", per_token=24_576, per_boundary=3_145_728),
     Size(model="gpt-oss-20b", per_token=12_288, per_boundary=1_572_864, facts=RAW),
     Size(model="gpt-oss-120b", per_token=36_864, per_boundary=4_718_592),
+    Size(model="qwen3-next-80b", per_token=24_576, per_boundary=77_266_944),
+    Size(model="qwen3-next-80b", per_token=12_288, per_boundary=77_266_944, facts=RAW),
+    Size(model="kimi-linear-48b", per_token=8_064, per_boundary=43_417_600),
+    Size(model="jamba-v0.1", per_token=16_384, per_boundary=16_056_320),
+    Size(model="lfm2-1.2b", per_token=12_288, per_boundary=81_920),
     Size(model="deepseek-v3", per_token=70_272),
     Size(model="deepseek-v3.2", per_token=78_324),
     Size(model="deepseek-v3.2", per_token=48_068, facts=PACKED),
@@ -315,6 +369,7 @@ def test_drafts_ride_on_the_models_layers(registry: PluginRegistry) -> None:
     for model, more in {
         "llama-3.1-8b": 4096,
         "gpt-oss-20b": 2048,
+        "qwen3-next-80b": 2048,
         "deepseek-v3": 1152,
         "deepseek-v3.2": 1152 + 132,
         "deepseek-v4-flash": 0,
@@ -340,4 +395,4 @@ def test_an_unknown_model_type_is_declined_by_everybody(registry: PluginRegistry
         plugin.name: plugin.describe_config(config, ModelConfigRequest()) for plugin in plugins
     }
 
-    assert answers == dict.fromkeys(["deepseek_v4", "dsa", "mha", "mla", "swa"])
+    assert answers == dict.fromkeys(["deepseek_v4", "dsa", "mamba", "mha", "mla", "swa"])
