@@ -25,6 +25,9 @@ _TRANSLATION = {
 _C128_STATE = {
     "compress_state_pools.2.*": "the unfinished 128 tokens of running requests; none are open at a page's end"
 }
+_DRAFT_STARTS = {
+    "mtp_draft_device_pools.*.swa_valid_from": "where running requests began to draft; paged windows are whole"
+}
 
 
 def _allocated_windows() -> object:
@@ -178,6 +181,14 @@ _V4 = (
         page_size=256,
         excused=_C128_STATE,
         drafts=_packed(*[partial(v4_pool, (0,), draft=True)] * 2),
+    ),
+    _example(
+        "v4-dspark",
+        partial(v4_pool, speculative="DSPARK"),
+        page_size=256,
+        facts={"sliding_window": 130},
+        excused=_C128_STATE | _DRAFT_STARTS,
+        drafts=_packed(partial(v4_pool, (0,), draft=True, speculative="DSPARK")),
     ),
 )
 DESCRIBED = (*_MHA, *_SWA, *_MLA, *_DSA, *_V4)

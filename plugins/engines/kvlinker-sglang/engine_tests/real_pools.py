@@ -11,7 +11,7 @@ from sglang.srt.layers.quantization.fp4_kv_cache_quant_method import get_kv_cach
 from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-from sglang.srt.runtime_context import get_context, get_exec
+from sglang.srt.runtime_context import get_context, get_exec, get_spec
 
 __all__ = [
     "V4_FLASH",
@@ -176,6 +176,7 @@ def v4_pool(
     draft: bool = False,
     fp4_indexer: bool = False,
     hisparse: bool = False,
+    speculative: str | None = None,
 ) -> object:
     """Return a `DeepSeekV4TokenToKVPool` in its pages of 256 slots.
 
@@ -188,18 +189,23 @@ def v4_pool(
         draft: as the worker of a draft model builds it.
         fp4_indexer: keep index keys as fp4.
         hisparse: keep C4 pages where HiSparse wants them.
+        speculative: SGLang's name of an algorithm that drafts two tokens; the rings of states are longer then.
     """
     publish_configuration()
 
     page_size, end = 256, len(ratios) if end is None else end
     slots = pages * page_size
-    with get_exec().kernel.override(enable_deepseek_v4_fp4_indexer=fp4_indexer):
+    drafts = None if speculative is None else 2
+    with (
+        get_exec().kernel.override(enable_deepseek_v4_fp4_indexer=fp4_indexer),
+        get_spec().override(speculative_algorithm=speculative, speculative_num_draft_tokens=drafts),
+    ):
         return DeepSeekV4TokenToKVPool(
             max_num_reqs=2,
             swa_size=slots,
             c4_size=slots // 4,
             c128_size=slots // 128,
-            c4_state_pool_size=pages * 8,
+            c4_state_pool_size=pages * (8 if speculative is None else 16),
             c128_state_pool_size=0,
             page_size=page_size,
             swa_page_size=page_size,

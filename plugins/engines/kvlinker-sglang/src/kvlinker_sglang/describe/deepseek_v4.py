@@ -27,7 +27,7 @@ from kvlinker_sglang.describe.deepseek_v4_parts import (
     v4_pool,
 )
 from kvlinker_sglang.describe.engine import replicated_on_all_ranks
-from kvlinker_sglang.describe.requests import draft_pools
+from kvlinker_sglang.describe.requests import draft_pools, sliding_window_of
 
 __all__ = ["POOL", "describe"]
 
@@ -39,7 +39,7 @@ _RATIOS = (0, _C4, _C128)
 def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
     """Return the description of a worker's pool and its drafts; see `describe_pool`."""
     target = v4_pool(pool, "the pool", request)
-    layers = _layers(target)
+    layers, window = _layers(target), sliding_window_of(request, pool, usual=target.sliding_window)
     buffers = {**_buffers(target, layers), **_drafts(request)}
     return KVCacheDescription(
         family="deepseek_v4",
@@ -48,7 +48,7 @@ def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
         layers=layers,
         logical_pools=(
             LogicalPool(name="kv", page_size=target.page_size),
-            LogicalPool(name="swa", page_size=target.swa_page_size, window=target.sliding_window),
+            LogicalPool(name="swa", page_size=target.swa_page_size, window=window),
         ),
         facts=_facts(target, layers),
         replication=replicated_on_all_ranks(buffers),

@@ -71,13 +71,18 @@ def _pools(request: DescribeRequest, name: str) -> tuple[object, ...]:
     return pools
 
 
-def sliding_window_of(request: DescribeRequest, pool: object) -> int:
-    """Return the window that the request states.
+def sliding_window_of(request: DescribeRequest, pool: object, *, usual: int | None = None) -> int:
+    """Return the window that the request states: drafts may look further back than the model.
+
+    Args:
+        request: what is stated.
+        pool: named in the message.
+        usual: the model's own window, where the pool knows it.
 
     Raises:
-        ContractError: it states none; the pool does not know it.
+        ContractError: neither the request nor the pool says it.
     """
-    window = request.facts.get(SLIDING_WINDOW)
+    window = request.facts.get(SLIDING_WINDOW, usual)
     if not isinstance(window, int):
         msg = (
             f"{class_name(pool)} does not say how far its window layers look back; state the fact {SLIDING_WINDOW!r} "
