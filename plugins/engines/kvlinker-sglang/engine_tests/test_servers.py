@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ def prompt_of(length: int, *, seed: int = 0) -> list[int]:
     return [generator.randrange(3, VOCABULARY) for _ in range(length)]
 
 
-@pytest.mark.parametrize("model", ["llama", "sliding", "latent"])
+@pytest.mark.parametrize("model", ["sliding", "latent", "llama"])
 def test_a_prompt_that_is_in_the_pools_gets_the_answer_of_one_that_is_not(
     shared_server: SharedServer, model_folder: Callable[[str], Path], model: str
 ) -> None:
@@ -61,6 +63,24 @@ def test_prompts_that_come_together_are_all_answered_in_their_order(
     assert lengths == [len(prompt) for prompt in prompts]
 
 
+def test_a_request_that_is_aborted_says_so(
+    shared_server: SharedServer, model_folder: Callable[[str], Path]
+) -> None:
+    client = shared_server.get(ServerOptions(model=model_folder("llama"), page_size=PAGE)).client
+
+    with ThreadPoolExecutor() as threads:
+        long = threads.submit(
+            client.generate, prompt_of(PAGE), new_tokens=1900, logprobs=False, request_id="long"
+        )
+        while not long.done():
+            client.abort("long")
+            time.sleep(0.05)
+
+    answer = long.result()
+    assert answer.finish == "abort"
+    assert len(answer.tokens) < 1900
+
+
 def test_a_request_that_is_refused_says_why(
     shared_server: SharedServer, model_folder: Callable[[str], Path]
 ) -> None:
@@ -70,6 +90,27 @@ def test_a_request_that_is_refused_says_why(
         client.generate([])
 
     assert client.is_healthy()
+
+
+def test_the_smallest_linker_restores_what_a_server_has_forgotten(
+    shared_server: SharedServer, model_folder: Callable[[str], Path]
+) -> None:
+    options = ServerOptions(
+        model=model_folder("llama"),
+        page_size=PAGE,
+        linker=LinkerOptions(name="DictLinker", module="engine_frame.dict_linker"),
+    )
+    client = shared_server.get(options).client
+    prompt = prompt_of(12 * PAGE + 5)
+
+    cold = client.generate(prompt)
+    warm = client.generate(prompt)
+    client.flush_cache()
+    restored = client.generate(prompt)
+
+    assert (warm.device_tokens, warm.host_tokens) == (12 * PAGE, 0)
+    assert (restored.device_tokens, restored.host_tokens) == (0, 12 * PAGE)
+    assert cold.output == warm.output == restored.output
 
 
 def test_a_server_can_be_stopped_and_killed_and_started_anew(

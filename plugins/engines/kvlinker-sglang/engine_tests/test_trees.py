@@ -55,18 +55,19 @@ def test_a_stored_prompt_comes_back_byte_for_byte_to_other_slots(name: str, core
 
 @each_core
 @each_kind
-def test_a_restored_prompt_that_is_inserted_is_in_the_pools(name: str, core: str) -> None:
+def test_a_restored_prompt_that_the_tree_adopts_is_in_the_pools(name: str, core: str) -> None:
     tree = Tree(name=name, core=core)
     tree.attach(DICT_LINKER)
     tokens, _ = stored(tree, 5)
     restored = tree.restore(tokens, "again")
 
-    if tree.kind.window is None:
-        tree.insert(tokens, restored.slots)
-        again = tree.match(tokens, "once more")
+    tree.adopt(tokens, restored)
 
-        assert (again.device_tokens, again.host_tokens) == (len(tokens), 0)
-    assert tree.free_slots[0] == (PAGES - 5) * tree.kind.page_size
+    again = tree.match(tokens, "once more")
+    assert (again.device_tokens, again.host_tokens) == (len(tokens), 0)
+    assert torch.equal(tree.slots_of(again), restored.slots)
+    held = (5, tree.kind.window_pages)[: len(tree.free_slots)]
+    assert tree.free_slots == tuple((PAGES - pages) * tree.kind.page_size for pages in held)
 
 
 @each_core
@@ -79,6 +80,27 @@ def test_a_prefix_is_offered_behind_what_is_in_the_pools(core: str) -> None:
     match = tree.match(tokens, "again")
 
     assert (match.device_tokens, match.host_tokens) == (32, 48)
+
+
+@each_core
+@each_kind
+def test_a_tail_that_was_loaded_is_adopted_behind_what_was_in_the_pools(
+    name: str, core: str
+) -> None:
+    tree = Tree(name=name, core=core)
+    tree.attach(DICT_LINKER)
+    tokens, expected = stored(tree, 5)
+    head = tokens[: 2 * tree.kind.page_size]
+    tree.adopt(head, tree.restore(head, "head"))
+
+    tail = tree.restore(tokens, "tail")
+    tree.adopt(tokens, tail)
+
+    slots = tree.slots_of(tree.match(tokens, "all"))
+    found = contents(tree.rows(slots))
+    assert (tail.match.device_tokens, len(tail.slots)) == (len(head), len(tokens) - len(head))
+    assert len(slots) == len(tokens)
+    assert all(map(torch.equal, found, expected))
 
 
 @each_core

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["CacheParams", "Pool", "Request", "Slots", "Transfer", "WindowSlots"]
+__all__ = ["CacheParams", "Pool", "Request", "RequestKV", "Slots", "Transfer", "WindowSlots"]
 
 
 class Pool(Protocol):
@@ -53,11 +53,20 @@ class CacheParams(Protocol):
     token_to_kv_pool_allocator: WindowSlots
 
 
+class RequestKV(Protocol):
+    """A ReqKvInfo."""
+
+    component_evicted_seqlens: dict[object, int]
+    """Tokens from the front that have no window, by component."""
+
+
 class Request(Protocol):
     """A Req."""
 
     rid: str
     cache_request_handle: object
+    last_node: object
+    kv: RequestKV
 
 
 class Transfer(Protocol):

@@ -207,6 +207,28 @@ class Tree:
         length: int = found.prefix_len
         return length
 
+    def adopt(self, tokens: Sequence[int], restored: Restored) -> None:
+        """Give what a request matched and loaded to the tree, as the scheduler does after the forward pass.
+
+        Of windows the tree gets those that were loaded; where the others would be it knows that there are none.
+        """
+        match = restored.match
+        slots = torch.cat([self.slots_of(match), restored.slots])
+        missing = match.request.kv.component_evicted_seqlens
+        self.cache.insert(
+            InsertParams(
+                key=_key(tokens[: len(slots)]),
+                value=slots,
+                prev_prefix_len=match.device_tokens,
+                component_evicted_seqlens=dict(missing),
+            )
+        )
+
+    def slots_of(self, match: Match) -> torch.Tensor:
+        """Return where the part of a prompt is that was in the pools: int64 [device tokens]."""
+        found: torch.Tensor = self.cache.path_device_indices(match.request.last_node)
+        return found.to(torch.int64)
+
     def settle(self) -> None:
         """Take in completed offloads, as the scheduler does at every step, until none is pending.
 
