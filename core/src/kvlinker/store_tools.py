@@ -1,4 +1,4 @@
-"""Store tools look after a store that lies in a folder and that nobody has open: they inspect, verify and prune it.
+"""Store tools look after a store that lies in a folder: they inspect, verify and prune it.
 
 What they return is read by the command line, so that every store's tools look alike there.
 """
@@ -110,7 +110,7 @@ class Pruned(Protocol):
 
 
 class StoreTools(ABC):
-    """Tools for one store; every call raises StoreBusyError while a process has the store open."""
+    """Tools for one store; every call raises StoreBusyError while a process has it open that does not share it."""
 
     @abstractmethod
     def inspect(self) -> StoreContents:

@@ -289,7 +289,7 @@ def test_empty_files_are_given_back_but_one_for_the_next_write(
     store.clear(key(0)[:12])
 
     assert store.stats().objects == 0
-    assert disk_bytes() < full / 4
+    assert disk_bytes() < full / 3
     shelf.put(store, [key(0)])
     assert shelf.get(store, [key(0)]) == (OK,)
     store.delete([key(0)])

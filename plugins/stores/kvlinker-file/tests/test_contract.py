@@ -28,7 +28,7 @@ def test_capabilities_say_what_the_store_can_do(open_store: OpenStore) -> None:
 
     assert (can.persistent, can.shared, can.ranged_reads, can.whole_reads) == (
         True,
-        False,
+        True,
         True,
         True,
     )

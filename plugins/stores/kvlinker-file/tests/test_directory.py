@@ -27,16 +27,25 @@ sys.stdin.read()
 """
 
 
-def test_a_second_opener_is_refused_and_told_who_owns_the_directory(
-    open_store: OpenStore, folder: Path
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"capacity": "5MiB"}, "capacity of 4194304 B, this opener wants 5242880 B; open it with"),
+        ({"durability": "disk"}, "durability 'process', this opener wants 'disk'; open it with"),
+    ],
+)
+def test_an_opener_that_wants_another_store_than_those_who_have_it_open_is_refused(
+    open_store: OpenStore, folder: Path, other: dict[str, str], message: str
 ) -> None:
     open_store()
 
-    with pytest.raises(StoreBusyError, match=f"{folder}: is in use by process {os.getpid()}"):
-        open_store()
+    with pytest.raises(StoreBusyError, match=f"{folder}: is in use by process {os.getpid()} with"):
+        open_store(**other)
+    with pytest.raises(StoreBusyError, match=message):
+        open_store(**other)
 
 
-def test_the_lock_ends_with_the_process_that_holds_it(open_store: OpenStore, folder: Path) -> None:
+def test_a_seat_ends_with_the_process_that_has_it(open_store: OpenStore, folder: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", _OWNER, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -44,11 +53,11 @@ def test_the_lock_ends_with_the_process_that_holds_it(open_store: OpenStore, fol
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"open\n"
         with pytest.raises(StoreBusyError, match=f"in use by process {owner.pid}"):
-            open_store()
+            open_store(capacity="5MiB")
         owner.kill()
         owner.communicate()
 
-    assert open_store().stats().objects == 0
+    assert open_store(capacity="5MiB").stats().objects == 0
 
 
 def test_a_closed_store_can_be_opened_again_at_once(open_store: OpenStore) -> None:
@@ -135,9 +144,9 @@ def test_another_format_version_is_refused_with_both_versions(
 ) -> None:
     open_store().close()
     marker = folder / "kvlinker-file.json"
-    marker.write_text(json.dumps({"format": "kvlinker-file", "version": 2}))
+    marker.write_text(json.dumps({"format": "kvlinker-file", "version": 1}))
 
-    with pytest.raises(StoreFormatError, match="has format version 2, this release reads 1"):
+    with pytest.raises(StoreFormatError, match="has format version 1, this release reads 2"):
         open_store()
 
 

@@ -30,9 +30,11 @@ class Switch:
         self.code: int | None = None
         self.passes = 0
         """Calls that still succeed."""
+        self.slabs = False
+        """Whether files of objects fail alone."""
 
-    def fail(self, code: int, *, after: int = 0) -> None:
-        self.code, self.passes = code, after
+    def fail(self, code: int, *, after: int = 0, slabs: bool = False) -> None:
+        self.code, self.passes, self.slabs = code, after, slabs
 
     def recover(self) -> None:
         self.code = None
@@ -85,7 +87,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Switch:
     switch, reserve = Switch(), os.posix_fallocate
 
     def reserve_or_fail(descriptor: int, offset: int, size: int) -> None:
-        if switch.strikes:
+        is_slab = Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".slab"
+        if (is_slab or not switch.slabs) and switch.strikes:
             raise OSError(switch.code, os.strerror(switch.code or 0))
         reserve(descriptor, offset, size)
 
@@ -130,12 +133,16 @@ def test_enospc_without_anything_to_evict_the_answer_is_full(
 
 
 def test_enospc_a_segment_whose_holes_cannot_be_filled_is_dropped_at_opening(
-    open_store: OpenStore, shelf: Shelf, key: Key, disk: Switch
+    open_store: OpenStore, shelf: Shelf, folder: Path, key: Key, disk: Switch
 ) -> None:
     store = open_store()
     shelf.put(store, [key(i) for i in range(30)])
     store.close()
-    disk.fail(errno.ENOSPC, after=1)
+    slab = folder / "segments" / "00000001.slab"
+    size = slab.stat().st_size
+    os.truncate(slab, 0)
+    os.truncate(slab, size)
+    disk.fail(errno.ENOSPC, after=1, slabs=True)
 
     store = open_store()
 
@@ -159,7 +166,7 @@ def test_another_error_of_the_disk_at_opening_is_passed_on_with_its_cause(
 
 
 def test_t5_a_self_test_that_fails_stops_the_opening(open_store: OpenStore, disk: Switch) -> None:
-    disk.fail(errno.ENOSPC)
+    disk.fail(errno.ENOSPC, slabs=True)
 
     with pytest.raises(StoreError, match="the self-test failed at write"):
         open_store(self_test=True)

@@ -69,7 +69,7 @@ def test_refused_and_failed_openings_leave_nothing(open_store: OpenStore, folder
     before = resources(folder)
     for _ in range(3):
         with pytest.raises(StoreBusyError):
-            FileStore(FileStoreOptions(path=folder, capacity=4 << 20))
+            FileStore(FileStoreOptions(path=folder, capacity=5 << 20))
 
     assert resources(folder) == before
     store.close()

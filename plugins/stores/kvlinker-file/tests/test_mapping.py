@@ -56,14 +56,14 @@ def test_slots_of_several_files_are_rows_of_one_span(tmp_path: Path) -> None:
     segments = [
         Segment(
             number=i,
-            descriptor=make_file(tmp_path / str(i), 4 * PAGE),
+            open_file=lambda number, size: make_file(tmp_path / str(number), size),
             file_bytes=4 * PAGE,
             kind=kind,
             slots=kind.slots_in(4 * PAGE),
         )
         for i in range(3)
     ]
-    chosen = [segment.addresses(segment.take(3)) for segment in segments]
+    chosen = [segment.addresses(np.arange(3)) for segment in segments]
     block = SlotBlock(kind=kind, addresses=np.concatenate(chosen)[::-1])
 
     host = block.objects()

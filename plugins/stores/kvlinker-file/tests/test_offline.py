@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from file_shelf import OpenStore, Shelf
 
-from kvlinker.errors import ContractError, StoreBusyError, StoreFormatError
+from kvlinker.errors import ContractError, StoreFormatError
 from kvlinker.store import ReadStatus
 from kvlinker_file import inspect, prune, verify
 from kvlinker_file.offline import SegmentReport
@@ -42,7 +42,7 @@ def test_inspect_says_what_a_store_holds(
 
     report = inspect(folder)
 
-    assert (report.path, report.format_version, report.capacity_bytes) == (folder, 1, 4 << 20)
+    assert (report.path, report.format_version, report.capacity_bytes) == (folder, 2, 4 << 20)
     assert (report.objects, report.payload_bytes) == (7, 7 * 4096)
     assert report.disk_bytes == disk_bytes()
     assert report.segments == (
@@ -67,14 +67,30 @@ def test_inspect_changes_nothing(
     assert shelf.get(open_store(), [key(0)]) == (OK,)
 
 
-@pytest.mark.parametrize("ask", [inspect, verify, lambda path: prune(path, to_bytes=0)])
-def test_offline_functions_refuse_a_store_in_use_and_what_is_no_store(
-    open_store: OpenStore, folder: Path, tmp_path: Path, ask: Callable[[Path], object]
+def test_a_store_in_use_is_inspected_verified_and_pruned_beside_its_users(
+    open_store: OpenStore, shelf: Shelf, folder: Path, key: Key
 ) -> None:
-    open_store()
+    store = open_store(durability="disk")
+    shelf.put(store, [key(i, 1) for i in range(5)])
+    shelf.put(store, [key(i, 2) for i in range(5)])
+    held = store.hold([key(0, 2)], seconds=60)
 
-    with pytest.raises(StoreBusyError):
-        ask(folder)
+    assert inspect(folder).objects == 10
+    assert verify(folder).intact == 10
+    assert prune(folder, namespace=b"\x01" * 12).removed == 5
+
+    assert store.exists([key(0, 1), key(0, 2)]) == (False, True)
+    assert shelf.get(store, [key(i, 2) for i in range(5)]) == (OK,) * 5
+    assert shelf.put(store, [key(9)])[0].is_stored
+    held.release()
+    store.close()
+    assert shelf.get(open_store(durability="disk"), [key(9)]) == (OK,)
+
+
+@pytest.mark.parametrize("ask", [inspect, verify, lambda path: prune(path, to_bytes=0)])
+def test_offline_functions_refuse_what_is_no_store(
+    tmp_path: Path, ask: Callable[[Path], object]
+) -> None:
     with pytest.raises(StoreFormatError, match="there is no such directory"):
         ask(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()

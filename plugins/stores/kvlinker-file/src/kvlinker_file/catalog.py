@@ -7,6 +7,7 @@ whatever instant a process ends at, what the catalog names is whole.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ __all__ = [
     "CatalogChange",
     "DamagedCatalogError",
     "SegmentRecord",
+    "layout_number",
     "place_of",
     "split_places",
 ]
@@ -34,7 +36,7 @@ __all__ = [
 SLOT_BYTES = 256
 """Bytes that one object may cost in the database and its write-ahead log: twice a half-filled page's share."""
 BASE_BYTES = 1 << 20
-"""Bytes of an empty database, its log between two checkpoints, and the small files beside it."""
+"""Bytes of an empty database, its log between two checkpoints, its own index of that, and the small files."""
 
 _APPLICATION_ID = 0x6B766C66  # "kvlf"
 _CHECKPOINT_PAGES = 64
@@ -51,7 +53,8 @@ _SLOT_BITS = 32
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE segments (
-    number INTEGER PRIMARY KEY, file_bytes INTEGER, payload_bytes INTEGER, ranges INTEGER, slots INTEGER
+    number INTEGER PRIMARY KEY, file_bytes INTEGER, payload_bytes INTEGER, ranges INTEGER, slots INTEGER,
+    first_row INTEGER, incarnation INTEGER
 );
 CREATE TABLE layouts (id INTEGER PRIMARY KEY, fingerprint BLOB);
 CREATE TABLE objects (place INTEGER PRIMARY KEY, layout INTEGER, used INTEGER, key BLOB);
@@ -60,6 +63,11 @@ CREATE TABLE objects (place INTEGER PRIMARY KEY, layout INTEGER, used INTEGER, k
 
 class DamagedCatalogError(StoreError):
     """The database cannot be read; the store begins anew."""
+
+
+def layout_number(fingerprint: bytes) -> int:
+    """Return the number under which the catalog and the tables name a layout, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(fingerprint, digest_size=8).digest()) >> 1
 
 
 def place_of(segment: int, slot: int) -> int:
@@ -80,11 +88,20 @@ class SegmentRecord:
     file_bytes: int
     kind: SlotKind
     slots: int
+    first_row: int
+    """Row of its first slot in the shared tables; the others follow."""
+    incarnation: int
+    """Different for every file that ever had a number, and for every way that one was cut."""
 
     @property
     def cost(self) -> int:
         """Bytes that it takes of the capacity: its file, and what its objects may take in the catalog."""
         return self.file_bytes + self.slots * SLOT_BYTES
+
+    @property
+    def end_row(self) -> int:
+        """The row behind its last one."""
+        return self.first_row + self.slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +124,7 @@ class Catalog:
     """An open database; one thread at a time."""
 
     def __init__(self, path: Path, *, durability: Durability) -> None:
-        """Open or create the database.
+        """Open or create the database; nobody else may open or write it meanwhile.
 
         Raises:
             DamagedCatalogError: it is not ours or cannot be read.
@@ -125,7 +142,6 @@ class Catalog:
     def _configure(self, durability: Durability) -> None:
         self._connection.text_factory = _lenient_text
         run = self._connection.execute
-        run("PRAGMA locking_mode = EXCLUSIVE")
         run("PRAGMA auto_vacuum = FULL")
         run("PRAGMA journal_mode = WAL")
         run(f"PRAGMA synchronous = {'FULL' if durability is Durability.DISK else 'NORMAL'}")
@@ -141,9 +157,17 @@ class Catalog:
         elif found != _APPLICATION_ID:
             msg = f"store index: its application id is {found:#x}, expected {_APPLICATION_ID:#x}"
             raise DamagedCatalogError(msg)
-        if (verdict := str(self._rows("PRAGMA quick_check(1)")[0][0])) != "ok":
-            msg = f"store index: {verdict}"
-            raise DamagedCatalogError(msg)
+
+    def check(self) -> None:
+        """Read all of the database.
+
+        Raises:
+            DamagedCatalogError: it is not sound.
+        """
+        with _typed_errors("check"):
+            if (verdict := str(self._rows("PRAGMA quick_check(1)")[0][0])) != "ok":
+                msg = f"store index: {verdict}"
+                raise DamagedCatalogError(msg)
 
     def _number(self, query: str) -> int:
         value = self._rows(query)[0][0]
@@ -163,7 +187,8 @@ class Catalog:
 
     def segments(self) -> tuple[SegmentRecord, ...]:
         """Return the segments whose numbers make sense."""
-        query = "SELECT number, file_bytes, payload_bytes, ranges, slots FROM segments"
+        columns = "number, file_bytes, payload_bytes, ranges, slots, incarnation, first_row"
+        query = f"SELECT {columns} FROM segments"  # noqa: S608 - no text of anybody else's
         with _typed_errors("segments"):
             return tuple(filter(None, map(_segment_record, self._rows(query))))
 
@@ -213,7 +238,7 @@ class Catalog:
         run("DELETE FROM objects WHERE place = ?", ((place,) for place in change.removed))
         run("DELETE FROM segments WHERE number = ?", ((item,) for item in change.removed_segments))
         run(
-            "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 (
                     item.number,
@@ -221,6 +246,8 @@ class Catalog:
                     item.kind.payload_bytes,
                     item.kind.ranges,
                     item.slots,
+                    item.first_row,
+                    item.incarnation,
                 )
                 for item in change.segments
             ),
@@ -267,11 +294,19 @@ def _typed_errors(what: Path | str) -> Iterator[None]:
 
 
 def _segment_record(row: tuple[object, ...]) -> SegmentRecord | None:
-    numbers = [value for value in row if isinstance(value, int) and 0 < value < 1 << 62]
-    if len(numbers) != len(row):
+    *sizes, first_row = row
+    numbers = [value for value in sizes if isinstance(value, int) and 0 < value < 1 << 62]
+    if len(numbers) != len(sizes) or not isinstance(first_row, int) or not 0 <= first_row < 1 << 30:
         return None
-    number, file_bytes, payload_bytes, ranges, slots = numbers
+    number, file_bytes, payload_bytes, ranges, slots, incarnation = numbers
     kind = SlotKind(payload_bytes=payload_bytes, ranges=ranges)
     if ranges > 1 << 16 or slots * kind.slot_bytes > file_bytes or number >= 1 << 30:
         return None
-    return SegmentRecord(number=number, file_bytes=file_bytes, kind=kind, slots=slots)
+    return SegmentRecord(
+        number=number,
+        file_bytes=file_bytes,
+        kind=kind,
+        slots=slots,
+        first_row=first_row,
+        incarnation=incarnation,
+    )

@@ -1,4 +1,4 @@
-"""The directory of a store: who owns it, what lies in it, and that it is ours.
+"""The directory of a store: what lies in it, that it is ours, and the file whose bytes are its openers' locks.
 
 Every name below it is opened relative to its descriptor and without following symlinks.
 """
@@ -6,22 +6,33 @@ Every name below it is opened relative to its descriptor and without following s
 from __future__ import annotations
 
 import errno
-import fcntl
+import hashlib
+import itertools
 import json
 import os
 import re
 import stat
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from kvlinker.errors import StoreBusyError, StoreError, StoreFormatError, StoreFullError
+from kvlinker.errors import StoreError, StoreFormatError, StoreFullError
+from kvlinker_file.locks import LockFile, SharedLock
+from kvlinker_file.mapping import punch
 
-__all__ = ["FORMAT_VERSION", "NO_SPACE", "StoreDirectory", "has_marker", "typed_os_errors"]
+__all__ = [
+    "BUCKETS_FILE",
+    "FORMAT_VERSION",
+    "NO_SPACE",
+    "TABLES_FILE",
+    "StoreDirectory",
+    "has_marker",
+    "typed_os_errors",
+]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when a directory of this version could no longer be read."""
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -31,6 +42,12 @@ _NEW_MARKER = "kvlinker-file.json.new"
 _LOCK = "lock"
 _INDEX = "index.sqlite"
 _INDEX_FILES = (_INDEX, f"{_INDEX}-wal", f"{_INDEX}-shm", f"{_INDEX}-journal")
+TABLES_FILE, BUCKETS_FILE = "index.shared", "index.buckets"
+_TABLE_FILES = (TABLES_FILE, BUCKETS_FILE)
+_COMMIT_BYTE, _TABLES_BYTE, _FIRST_SEAT_BYTE = 0, 1, 64
+"""Bytes of the lock file that stand for the two locks and the seats."""
+_PID_BYTES = 16
+"""Bytes of the lock file in which a process says its number: the one that commits first, then each seat."""
 _SEGMENTS = "segments"
 _SEGMENT_NAME = re.compile(r"(\d{8})\.slab")
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -72,17 +89,17 @@ def _close_in_child(reference: weakref.ref[StoreDirectory]) -> None:
 
 
 class StoreDirectory:
-    """A locked directory of this format; the lock ends with the process that opened it."""
+    """An open directory of this format, which others may have open too."""
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
-        """Open and lock the directory.
+        """Open the directory.
 
         Args:
             path: absolute.
             create: make the directory and the store in it where there is none.
 
         Raises:
-            StoreBusyError: another opener owns it; the message names the process.
+            StoreTimeoutError: another process keeps its lock; the message names it.
             StoreFormatError: it is a symlink, no store, or a store of another version.
             StoreFullError: there is no space for it.
             StoreError: it cannot be read or written.
@@ -90,20 +107,23 @@ class StoreDirectory:
         self.path = path
         self._owner = os.getpid()
         self._descriptors: list[int] = []
-        self._locked: list[int] = []
-        """The descriptor of the lock, while it is held."""
         try:
             with typed_os_errors(f"file store {path}"):
                 self._fd = self._open_directory(create=create)
                 self._check_content(create=create)
-                self._lock()
-                self._read_or_make_marker(create=create)
-                self._segments_fd = self._open_segments()
-                self._prepare_index()
+                self._lock_fd = self._open_lock()
+                self.locks = LockFile(self._lock_fd)
+                self.commit_lock = SharedLock(
+                    self.locks, _COMMIT_BYTE, describe=self._describe_commit
+                )
+                with self.committing():
+                    self._read_or_make_marker(create=create)
+                    self._segments_fd = self._open_segments()
+                    self._prepare_index()
         except BaseException:
             self.close()
             raise
-        # A forked child inherits the lock with the descriptor and would keep it when this process is gone.
+        # A forked child inherits the locks with the descriptor and would keep them when this process is gone.
         os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
 
     def _keep(self, descriptor: int) -> int:
@@ -165,7 +185,7 @@ class StoreDirectory:
             )
             raise StoreFormatError(msg)
 
-    def _lock(self) -> None:
+    def _open_lock(self) -> int:
         mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
         if mode & (stat.S_ISVTX | stat.S_IWOTH):
             msg = (
@@ -175,19 +195,7 @@ class StoreDirectory:
             raise StoreFormatError(msg)
         if mode & 0o077:
             os.fchmod(self._fd, 0o700)
-        lock = self._keep(os.open(_LOCK, _FILE_FLAGS | os.O_CREAT, mode=0o600, dir_fd=self._fd))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            msg = (
-                f"file store {self.path}: is in use by process {owner}; one process owns a directory, "
-                f"give each its own"
-            )
-            raise StoreBusyError(msg) from error
-        self._locked = [lock]
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode("ascii"), 0)
+        return self._keep(os.open(_LOCK, _FILE_FLAGS | os.O_CREAT, mode=0o600, dir_fd=self._fd))
 
     def _read_or_make_marker(self, *, create: bool) -> None:
         self._check_content(create=create)  # again, now that nobody else can change it
@@ -217,9 +225,61 @@ class StoreDirectory:
                 if not stat.S_ISREG(os.lstat(name, dir_fd=self._fd).st_mode):
                     msg = f"file store {self.path}: {name} is no regular file"
                     raise StoreFormatError(msg)
-        # sqlite3 gives its log the mode of the database.
-        flags = _FILE_FLAGS | os.O_CREAT
-        os.close(os.open(_INDEX, flags, mode=0o600, dir_fd=self._fd))
+        # sqlite3 gives its log the mode of the database. A database that exists is never opened here: closing
+        # any descriptor of it gives back the locks of all connections that this process has.
+        with suppress(FileExistsError):
+            flags = _FILE_FLAGS | os.O_CREAT | os.O_EXCL
+            os.close(os.open(_INDEX, flags, mode=0o600, dir_fd=self._fd))
+
+    # ---- locks --------------------------------------------------------------------------------
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Keep everybody else from opening the store and from writing its catalog.
+
+        Raises:
+            StoreTimeoutError: another process keeps the lock; the message names it.
+        """
+        self.commit_lock.acquire()
+        try:
+            self.note_commit()
+            yield
+        finally:
+            self.commit_lock.release()
+
+    def note_commit(self) -> None:
+        """Say that this process has the commit lock."""
+        self._write_pid(0)
+
+    def _describe_commit(self) -> str:
+        return f"file store {self.path}: process {self._read_pid(0)} has been changing its index"
+
+    def tables_lock(self, describe: Callable[[], str]) -> SharedLock:
+        """Return the lock of the shared tables."""
+        return SharedLock(self.locks, _TABLES_BYTE, describe=describe)
+
+    def take_seat(self, seat: int) -> bool:
+        """Take a seat; False where another opener has it."""
+        if not self.locks.try_lock(_FIRST_SEAT_BYTE + seat):
+            return False
+        self._write_pid(1 + seat)
+        return True
+
+    def is_seated(self, seat: int) -> bool:
+        """Return whether another opener has a seat."""
+        return self.locks.is_taken(_FIRST_SEAT_BYTE + seat)
+
+    def pid_of(self, seat: int) -> str:
+        """Return the process that took a seat last, as it said itself."""
+        return self._read_pid(1 + seat)
+
+    def _write_pid(self, place: int) -> None:
+        text = f"{os.getpid()}".ljust(_PID_BYTES - 1) + "\n"
+        os.pwrite(self._lock_fd, text.encode("ascii"), place * _PID_BYTES)
+
+    def _read_pid(self, place: int) -> str:
+        text = os.pread(self._lock_fd, _PID_BYTES, place * _PID_BYTES)
+        return text.decode("ascii", "replace").strip("\0 \n") or "unknown"
 
     # ---- index --------------------------------------------------------------------------------
 
@@ -231,7 +291,7 @@ class StoreDirectory:
     def index_bytes(self) -> int:
         """Return the bytes on disk of the index and the small files beside it."""
         total = 0
-        for name in (*_INDEX_FILES, _MARKER, _LOCK):
+        for name in (*_INDEX_FILES, *_TABLE_FILES, _MARKER, _LOCK):
             with suppress(FileNotFoundError):
                 total += os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_blocks * 512
         return total
@@ -243,7 +303,56 @@ class StoreDirectory:
                 os.unlink(name, dir_fd=self._fd)
         self._prepare_index()
 
+    def has_open_index(self) -> bool:
+        """Return whether this process has a descriptor of the database."""
+        with suppress(FileNotFoundError):
+            wanted = os.stat(_INDEX, dir_fd=self._fd, follow_symlinks=False)
+            for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone
+                with suppress(OSError):
+                    if os.path.samestat(os.fstat(int(name)), wanted):
+                        return True
+        return False
+
+    def index_stamp(self) -> int:
+        """Return a number that changes whenever anybody writes the database: 63 bits."""
+        parts = []
+        for name in _INDEX_FILES[:2]:
+            with suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+                if found.st_size:
+                    parts.append((name, found.st_ino, found.st_size, found.st_mtime_ns))
+        return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1
+
+    def open_table(self, name: str, *, create: bool = False) -> int:
+        """Return a descriptor of a file of the shared tables.
+
+        Raises:
+            OSError: it is not there, or no file.
+        """
+        flags = _FILE_FLAGS | (os.O_CREAT if create else 0)
+        return os.open(name, flags, mode=0o600, dir_fd=self._fd)
+
+    def remove_table(self, name: str) -> None:
+        """Delete a file of the shared tables, if there is one."""
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._fd)
+
     # ---- segments -----------------------------------------------------------------------------
+
+    def is_whole(self, number: int, size: int) -> bool:
+        """Return whether a segment file is there, as long as it was made, and has no holes."""
+        try:
+            found = os.stat(_name(number), dir_fd=self._segments_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        is_file = stat.S_ISREG(found.st_mode) and found.st_size == size
+        return is_file and found.st_blocks * 512 >= size
+
+    def check_segment(self, number: int, size: int) -> None:
+        """Raise StoreError where a segment file is not what was made."""
+        if not self.is_whole(number, size):
+            msg = f"segment {number} is not the file that was made"
+            raise StoreError(msg)
 
     def segment_numbers(self) -> frozenset[int]:
         """Return the numbers of the segment files that exist; anything else in their folder is swept."""
@@ -303,9 +412,40 @@ class StoreDirectory:
         return None
 
     def remove_segment(self, number: int) -> None:
-        """Delete a segment file, if there is one."""
+        """Delete a segment file, if there is one, and give its blocks back although others have it mapped.
+
+        A directory in its place is somebody's; it gets another name.
+        """
         with suppress(FileNotFoundError):
-            os.unlink(_name(number), dir_fd=self._segments_fd)
+            try:
+                self._punch(number)
+                os.unlink(_name(number), dir_fd=self._segments_fd)
+            except (IsADirectoryError, PermissionError):
+                self._set_aside(number)
+
+    def _punch(self, number: int) -> None:
+        with suppress(
+            OSError
+        ):  # a file system that cannot gives the blocks back with the last mapping
+            descriptor = os.open(_name(number), _FILE_FLAGS, dir_fd=self._segments_fd)
+            try:
+                punch(descriptor, os.fstat(descriptor).st_size)
+            finally:
+                os.close(descriptor)
+
+    def _set_aside(self, number: int) -> None:
+        folder = self._segments_fd
+        for count in itertools.count():
+            name = f"{_name(number)}.aside{count}"
+            try:
+                os.rename(_name(number), name, src_dir_fd=folder, dst_dir_fd=folder)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                if error.errno == errno.ENOTEMPTY:
+                    continue
+                raise
+            return
 
     def sync(self) -> None:
         """Make new and removed names last through a power loss."""
@@ -313,11 +453,11 @@ class StoreDirectory:
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Give up the directory. Idempotent."""
+        """Give up the directory and all its locks. Idempotent."""
         descriptors, self._descriptors = self._descriptors, []
-        if self._locked and self._owner == os.getpid():
+        if descriptors and self._owner == os.getpid() and hasattr(self, "locks"):
             # Closing would not do: a child that was just forked has the descriptor for a moment longer.
-            fcntl.flock(self._locked.pop(), fcntl.LOCK_UN)
+            self.locks.unlock_all()
         for descriptor in reversed(descriptors):
             os.close(descriptor)
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from kvlinker.description import IndexArray
 from kvlinker.store import Hold
-from kvlinker_file.index import ObjectIndex
+from kvlinker_file.ages import Ages
+from kvlinker_file.marks import Marks
 
 __all__ = ["FileHold", "HoldTable"]
 
@@ -32,11 +33,12 @@ class FileHold(Hold):
 
 
 class HoldTable:
-    """Holds by number and by expiry; the store's lock guards every call."""
+    """This opener's holds by number and by expiry; the store's lock guards every call."""
 
-    def __init__(self, index: ObjectIndex, clock: Callable[[], float]) -> None:
+    def __init__(self, marks: Marks, ages: Ages, clock: Callable[[], float]) -> None:
         """Make a table without holds; `clock` gives seconds."""
-        self._index = index
+        self._marks = marks
+        self._ages = ages
         self._clock = clock
         self._numbers = itertools.count()
         self._holds: dict[int, tuple[IndexArray, IndexArray]] = {}
@@ -48,7 +50,8 @@ class HoldTable:
     def add(self, rows: IndexArray, seconds: float) -> int:
         """Hold rows and return the hold's number."""
         number = next(self._numbers)
-        self._holds[number] = (rows, self._index.hold(rows))
+        until = self._ages.deadline(seconds)
+        self._holds[number] = (rows, self._marks.hold(rows, until=until))
         heapq.heappush(self._expiries, (self._clock() + seconds, number))
         return number
 
@@ -56,7 +59,7 @@ class HoldTable:
         """End a hold, if it has not ended."""
         hold = self._holds.pop(number, None)
         if hold is not None:
-            self._index.unhold(*hold)
+            self._marks.unhold(*hold)
         if len(self._expiries) > 2 * len(self._holds) + 64:
             self._expiries = [item for item in self._expiries if item[1] in self._holds]
             heapq.heapify(self._expiries)

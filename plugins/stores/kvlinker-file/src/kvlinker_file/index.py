@@ -1,13 +1,11 @@
-"""The index says where each object lies and which was used least recently: in memory, in columns.
+"""The index says which objects there are and in which slots: the shared rows, as one opener works with them.
 
-A row is one object. It lives while its key finds it; afterwards it stays until nobody reads it and the
-catalog has forgotten it, and only then may its slot be written again.
+A row is one slot. Its object lives while its key finds it; afterwards the row stays until nobody reads it
+and the catalog has forgotten it, and only then may its slot be written again.
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,334 +13,264 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
+from kvlinker.keys import OBJECT_KEY_BYTES
 from kvlinker.store import ObjectKey
+from kvlinker_file.buckets import ABSENT, find_rows, insert_rows, key_words, remove_rows
+from kvlinker_file.marks import Marks
+from kvlinker_file.segments import Segment, SlotKind
+from kvlinker_file.space import SlabSpace, Taken
+from kvlinker_file.tables import RowState, SharedTables, Word
 
 __all__ = ["ABSENT", "NewObjects", "ObjectIndex"]
 
-ABSENT = -1
-_NO_KEY = b""
-_ROW = np.dtype(
-    [
-        ("tick", np.int64),
-        ("saved_tick", np.int64),
-        ("segment", np.int32),
-        ("slot", np.int32),
-        ("kind", np.int32),
-        ("layout", np.int32),
-        ("pins", np.int32),
-        ("holds", np.int32),
-        ("generation", np.int32),
-        ("lives", np.bool_),
-        ("is_saved", np.bool_),
-    ]
-)
-_SEGMENT = np.dtype([("objects", np.int64), ("busy", np.int64), ("ticks", np.float64)])
-_FIRST_ROWS = 64
-_QUEUE_SHARE = 8
-"""An eighth of a kind's objects is sorted by age at a time."""
-_MIN_QUEUE = 256
+_SCAN = 4096
+"""Rows that are looked at for free slots at a time."""
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NewObjects:
-    """Objects that are whole and that the catalog names: one row each."""
+    """Objects that are whole and that the catalog names: one taken row each."""
 
     keys: Sequence[ObjectKey]
-    segments: IndexArray
-    slots: IndexArray
-    kinds: IndexArray
+    rows: IndexArray
     layouts: IndexArray
     ticks: IndexArray
 
 
 class ObjectIndex:
-    """Rows of objects; not locked, the store's lock guards every call."""
+    """Rows of objects; not locked, the store's lock guards every call but `contains`."""
 
-    def __init__(self) -> None:
-        """Make an empty index."""
-        self._rows: dict[ObjectKey, int] = {}
-        self._keys: list[ObjectKey] = []
-        self._free: list[int] = []
+    def __init__(self, tables: SharedTables, space: SlabSpace, marks: Marks) -> None:
+        """Take the shared tables."""
+        self._tables = tables
+        self._space = space
+        self._marks = marks
         self._leaving: list[int] = []
-        self._queues: dict[int, deque[tuple[int, int]]] = {}
-        self._last_tick = 0
-        self._segments = np.zeros(_FIRST_ROWS, dtype=_SEGMENT)
-        self._adopt(np.zeros(0, dtype=_ROW))
-
-    def _adopt(self, table: NDArray[np.void]) -> None:
-        """Keep a table, and its columns as views, because a field look-up costs more than the work on it."""
-        self._table = table
-        self._tick, self._saved_tick = table["tick"], table["saved_tick"]
-        self._segment, self._slot = table["segment"], table["slot"]
-        self._kind, self._layout = table["kind"], table["layout"]
-        self._pins, self._holds = table["pins"], table["holds"]
-        self._generation, self._lives = table["generation"], table["lives"]
-        self._is_saved = table["is_saved"]
+        """Rows that this opener removed, and those of openers that died."""
+        self._cursors: dict[tuple[int, int], int] = {}
+        """Where to look for free slots of a segment's incarnation."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return int(self._tables.words[Word.OBJECTS])
 
     # ---- looking ------------------------------------------------------------------------------
 
-    def contains(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
-        """Return which keys find an object."""
-        rows = self._rows
-        return tuple(key in rows for key in keys)
+    def contains(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...] | None:
+        """Return which keys find an object, without any lock; None while somebody changes the tables."""
+        words = self._tables.words
+        for _ in range(_TRIES):
+            before = int(words[Word.TABLES_MARK])
+            if before % 2 or not self._tables.is_current:
+                continue
+            found = self.find(keys) != ABSENT
+            if int(words[Word.TABLES_MARK]) == before:
+                return tuple(found.tolist())
+        return None
 
     def find(self, keys: Sequence[ObjectKey]) -> IndexArray:
         """Return the row of each key; ABSENT where there is none."""
-        get = self._rows.get
-        return np.fromiter((get(key, ABSENT) for key in keys), dtype=np.int64, count=len(keys))
+        if all(len(key) == OBJECT_KEY_BYTES for key in keys):
+            return self._find(keys)
+        rows = np.full(len(keys), ABSENT, dtype=np.int64)
+        good = [i for i, key in enumerate(keys) if len(key) == OBJECT_KEY_BYTES]
+        rows[good] = self._find([keys[i] for i in good])
+        return rows
 
-    def keys(self) -> list[ObjectKey]:
-        """Return all keys that find an object."""
-        return list(self._rows)
+    def _find(self, keys: Sequence[ObjectKey]) -> IndexArray:
+        table = self._tables.rows
+        rows = find_rows(self._tables.buckets, table.key, key_words(keys))
+        if not len(table):
+            return rows
+        rows[table.state[rows] != RowState.LIVING] = ABSENT
+        return rows
 
-    def key_of(self, row: int) -> ObjectKey:
-        """Return the key of a row."""
-        return self._keys[row]
+    def keys_of(self, rows: IndexArray) -> list[ObjectKey]:
+        """Return the keys of rows."""
+        raw = self._tables.rows.key[rows].tobytes()
+        return [
+            raw[start : start + OBJECT_KEY_BYTES] for start in range(0, len(raw), OBJECT_KEY_BYTES)
+        ]
 
-    def segments_of(self, rows: IndexArray) -> IndexArray:
-        """Return the segment number of each row."""
-        return self._segment[rows].astype(np.int64)
-
-    def slots_of(self, rows: IndexArray) -> IndexArray:
-        """Return the slot of each row."""
-        return self._slot[rows].astype(np.int64)
-
-    def matches(self, rows: IndexArray, *, kinds: Sequence[int], layout: int) -> NDArray[np.bool_]:
-        """Return which rows, ABSENT ones among them, are of one of the kinds and of the layout."""
+    def matches(self, rows: IndexArray, *, payload_bytes: int, layout: int) -> NDArray[np.bool_]:
+        """Return which rows, ABSENT ones among them, are of one length and of the layout."""
         fits = rows != ABSENT
         found = rows[fits]
-        fits[fits] = np.isin(self._kind[found], kinds) & (self._layout[found] == layout)
+        is_long = self._space.payloads_of(found) == payload_bytes
+        fits[fits] = is_long & (self._tables.rows.layout[found] == layout)
         return np.asarray(fits, dtype=np.bool_)
 
     def living(self, rows: IndexArray) -> IndexArray:
         """Return those of the rows, each once, whose key still finds them."""
         distinct = np.unique(rows)
-        return np.asarray(distinct[self._lives[distinct]], dtype=np.int64)
+        is_living = self._tables.rows.state[distinct] == RowState.LIVING
+        return np.asarray(distinct[is_living], dtype=np.int64)
 
-    def rows_in(self, segment: int) -> IndexArray:
+    def rows_in(self, segment: Segment) -> IndexArray:
         """Return the rows of the living objects of a segment."""
-        return np.flatnonzero(self._lives & (self._segment == segment))
+        states = self._tables.rows.state[segment.rows]
+        return segment.first_row + np.flatnonzero(states == RowState.LIVING)
 
-    def rows_of_layout(self, layout: int) -> IndexArray:
-        """Return the rows of the living objects of a layout."""
-        return np.flatnonzero(self._lives & (self._layout == layout))
+    def all_rows(self) -> IndexArray:
+        """Return the rows of all living objects."""
+        return np.concatenate([np.empty(0, dtype=np.int64), *map(self.rows_in, self._space)])
 
-    def rows_older_than(self, tick: int) -> IndexArray:
-        """Return the rows of the living objects that were used before a tick, oldest first."""
-        rows = np.flatnonzero(self._lives & (self._tick < tick))
-        return rows[np.argsort(self._tick[rows])]
+    # ---- slots --------------------------------------------------------------------------------
 
-    def ticks_of(self, rows: IndexArray) -> IndexArray:
-        """Return when each row was used."""
-        return self._tick[rows]
+    def take(self, kind: SlotKind, count: int) -> list[Taken]:
+        """Take up to so many free slots of a kind."""
+        found = []
+        for segment in self._space.with_free_slots(kind):
+            slots = self._take_from(segment, count)
+            if len(slots):
+                found.append(Taken(segment=segment, slots=slots))
+                count -= len(slots)
+            if not count:
+                break
+        return found
 
-    # ---- use ----------------------------------------------------------------------------------
+    def _take_from(self, segment: Segment, count: int) -> IndexArray:
+        free = segment.slots - self._space.counted(segment, "used")
+        slots = self._free_slots(segment, min(free, count))
+        rows, table = segment.first_row + slots, self._tables.rows
+        table.pins[rows] = self._marks.bit
+        table.holds[rows] = 0
+        table.is_saved[rows] = False
+        table.state[rows] = RowState.TAKEN
+        self._space.count(rows, used=1)
+        return slots
 
-    def next_ticks(self, count: int) -> IndexArray:
-        """Return microseconds of the clock, descending, later than all before: a prefix loses its end first.
+    def _free_slots(self, segment: Segment, count: int) -> IndexArray:
+        """Return free slots from where the last search ended, around the segment's end."""
+        states = self._tables.rows.state[segment.rows]
+        place = segment.number, segment.incarnation
+        start = self._cursors.get(place, 0)
+        found: list[IndexArray] = []
+        for at in (*range(start, segment.slots, _SCAN), *range(0, start, _SCAN)):
+            end = min(at + _SCAN, segment.slots if at >= start else start)
+            free = at + np.flatnonzero(states[at:end] == RowState.FREE)[:count]
+            found.append(free)
+            count -= len(free)
+            if not count:
+                self._cursors[place] = int(free[-1]) + 1 if len(free) else start
+                break
+        return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
-        A clock that was set back does not disturb the order.
-        """
-        first = max(self._last_tick + 1, time.time_ns() // 1000)
-        self._last_tick = first + count - 1
-        return np.arange(first, first + count, dtype=np.int64)[::-1]
+    def give(self, taken: Sequence[Taken]) -> None:
+        """Give back slots that never held a visible object."""
+        for part in taken:
+            rows, table = part.rows, self._tables.rows
+            is_mine = (table.state[rows] == RowState.TAKEN) & (table.pins[rows] == self._marks.bit)
+            self.free(rows[is_mine])
 
-    def touch(self, rows: IndexArray) -> None:
-        """Note that objects were used."""
-        distinct, first = np.unique(rows, return_index=True)
-        order = distinct[np.argsort(first)]
-        ticks = self.next_ticks(len(order))
-        change = (ticks - self._tick[order]).astype(np.float64)
-        np.add.at(self._segments["ticks"], self._segment[order], change)
-        self._tick[order] = ticks
-
-    def pin(self, rows: IndexArray) -> None:
-        """Keep rows, dead or alive, with their bytes."""
-        np.add.at(self._pins, rows, 1)
-        np.add.at(self._segments["busy"], self._segment[rows], 1)
-
-    def unpin(self, rows: IndexArray) -> None:
-        """Take back a pin on each row."""
-        np.add.at(self._pins, rows, -1)
-        np.add.at(self._segments["busy"], self._segment[rows], -1)
-
-    def hold(self, rows: IndexArray) -> IndexArray:
-        """Keep objects from eviction; return the generations that `unhold` needs."""
-        np.add.at(self._holds, rows, 1)
-        np.add.at(self._segments["busy"], self._segment[rows], 1)
-        return self._generation[rows].astype(np.int64)
-
-    def unhold(self, rows: IndexArray, generations: IndexArray) -> None:
-        """Take back a hold on each row that is still the same object."""
-        same = rows[self._generation[rows] == generations]
-        np.add.at(self._holds, same, -1)
-        np.add.at(self._segments["busy"], self._segment[same], -1)
+    def free(self, rows: IndexArray) -> None:
+        """Let the slots of distinct rows be taken again."""
+        table = self._tables.rows
+        table.state[rows] = RowState.FREE
+        table.pins[rows] = table.holds[rows] = 0
+        table.is_saved[rows] = False
+        self._space.count(rows, used=-1)
+        for segment, positions in self._space.segments_of(rows):
+            place = segment.number, segment.incarnation
+            first = int(rows[positions].min()) - segment.first_row
+            self._cursors[place] = min(first, self._cursors.get(place, 0))
 
     # ---- coming and going ---------------------------------------------------------------------
 
-    def add(self, new: NewObjects) -> IndexArray:
-        """Make objects visible under their keys, which find nothing yet; return their rows."""
-        count = len(new.keys)
-        self._reserve(count)
-        rows = np.array(self._free[len(self._free) - count :], dtype=np.int64)
-        del self._free[len(self._free) - count :]
-        self._segment[rows], self._slot[rows] = new.segments, new.slots
-        self._kind[rows], self._layout[rows] = new.kinds, new.layouts
-        self._tick[rows] = self._saved_tick[rows] = new.ticks
-        self._pins[rows] = self._holds[rows] = 0
-        self._lives[rows] = self._is_saved[rows] = True
-        for key, row in zip(new.keys, rows.tolist(), strict=True):
-            self._rows[key] = row
-            self._keys[row] = key
-        self._fit_segments(int(new.segments.max(initial=0)))
-        self._count(rows, 1)
-        self._last_tick = max(self._last_tick, int(new.ticks.max(initial=0)))
-        return rows
+    def add(self, new: NewObjects) -> None:
+        """Make objects visible under their keys, which find nothing yet, in rows that were taken for them.
 
-    def _reserve(self, count: int) -> None:
-        if len(self._free) >= count:
+        Rows that live already stay as they are: the tables were made again from the catalog meanwhile.
+        """
+        table, words = self._tables.rows, self._tables.words
+        fresh = np.flatnonzero(table.state[new.rows] != RowState.LIVING)
+        rows = new.rows[fresh]
+        if not len(rows):
             return
-        old = len(self._table)
-        size = max(_FIRST_ROWS, 2 * old, old + count)
-        table = np.zeros(size, dtype=_ROW)
-        table[:old] = self._table
-        self._adopt(table)
-        self._keys.extend([_NO_KEY] * (size - old))
-        self._free = [*range(size - 1, old - 1, -1), *self._free]
+        keys = key_words(new.keys)[fresh]
+        table.key[rows], table.layout[rows] = keys, new.layouts[fresh]
+        table.tick[rows] = table.saved_tick[rows] = new.ticks[fresh]
+        table.pins[rows] = table.holds[rows] = 0
+        table.is_saved[rows] = True
+        table.state[rows] = RowState.LIVING
+        self._insert(keys, rows)
+        self._space.count(rows, objects=1)
+        self._space.count_ticks(rows, new.ticks[fresh])
+        words[Word.LAST_TICK] = max(int(words[Word.LAST_TICK]), int(new.ticks.max()))
 
-    def _fit_segments(self, number: int) -> None:
-        if number >= len(self._segments):
-            table = np.zeros(2 * number, dtype=_SEGMENT)
-            table[: len(self._segments)] = self._segments
-            self._segments = table
+    def _insert(self, keys: NDArray[np.uint64], rows: IndexArray) -> None:
+        words, buckets = self._tables.words, self._tables.buckets
+        words[Word.OBJECTS] += np.uint64(len(rows))
+        if int(words[Word.BUCKETS_USED]) + len(rows) > len(buckets) * 3 // 4:
+            self.fill_buckets()
+            return
+        words[Word.BUCKETS_USED] += np.uint64(insert_rows(buckets, keys, rows))
+
+    def fill_buckets(self) -> None:
+        """Enter all living rows into empty buckets."""
+        rows, buckets = self.all_rows(), self._tables.buckets
+        buckets[:] = 0
+        self._tables.words[Word.BUCKETS_USED] = insert_rows(
+            buckets, self._tables.rows.key[rows], rows
+        )
 
     def remove(self, rows: IndexArray) -> None:
-        """Let keys find objects no longer; their slots stay taken until `settle` gives them."""
-        for row in rows.tolist():
-            del self._rows[self._keys[row]]
-        np.add.at(self._segments["busy"], self._segment[rows], -self._holds[rows].astype(np.int64))
-        self._count(rows, -1)
-        self._holds[rows] = 0
-        self._generation[rows] += 1
-        self._lives[rows] = False
+        """Let keys find distinct living objects no longer; their slots stay taken until `settle` frees them."""
+        if not len(rows):
+            return
+        table, words = self._tables.rows, self._tables.words
+        freed = remove_rows(self._tables.buckets, table.key[rows], rows)
+        words[Word.BUCKETS_USED] -= np.uint64(freed)
+        words[Word.OBJECTS] -= np.uint64(len(rows))
+        self._space.count(rows, objects=-1)
+        self._space.count_ticks(rows, -table.tick[rows])
+        table.state[rows] = RowState.LEAVING
+        self._marks.end_holds(rows)
         self._leaving.extend(rows.tolist())
 
     def restore(self, rows: IndexArray) -> None:
         """Let keys find removed objects again that the catalog still names, where nothing came in their place."""
-        left = set(self._leaving).intersection(rows.tolist())
-        back = [row for row in left if self._is_saved[row] and self._keys[row] not in self._rows]
-        self._leaving = [row for row in self._leaving if row not in back]
-        for row in back:
-            self._rows[self._keys[row]] = row
-        found = np.array(back, dtype=np.int64)
-        self._lives[found] = True
-        self._count(found, 1)
+        table = self._tables.rows
+        left = rows[(table.state[rows] == RowState.LEAVING) & table.is_saved[rows]]
+        back = left[self.find(self.keys_of(left)) == ABSENT]
+        self._leaving = [row for row in self._leaving if row not in set(back.tolist())]
+        table.state[back] = RowState.LIVING
+        self._insert(table.key[back], back)
+        self._space.count(back, objects=1)
+        self._space.count_ticks(back, table.tick[back])
 
-    def _count(self, rows: IndexArray, sign: int) -> None:
-        """Add rows to the figures of their segments, or take them off."""
-        segments = self._segment[rows]
-        np.add.at(self._segments["objects"], segments, sign)
-        np.add.at(self._segments["ticks"], segments, sign * self._tick[rows].astype(np.float64))
+    def adopt_leaving(self) -> None:
+        """Take over the removed rows of openers that died."""
+        for segment in self._space:
+            states = self._tables.rows.state[segment.rows]
+            found = segment.first_row + np.flatnonzero(states == RowState.LEAVING)
+            self._leaving = sorted({*self._leaving, *found.tolist()})
 
     def leaving(self) -> IndexArray:
         """Return the removed rows that the catalog still names."""
+        rows = self._removed()
+        return np.asarray(rows[self._tables.rows.is_saved[rows]], dtype=np.int64)
+
+    def _removed(self) -> IndexArray:
         rows = np.array(self._leaving, dtype=np.int64)
-        return np.asarray(rows[self._is_saved[rows]], dtype=np.int64)
+        return np.asarray(rows[self._tables.rows.state[rows] == RowState.LEAVING], dtype=np.int64)
 
     def forget(self, rows: IndexArray) -> None:
         """Note that the catalog names these removed rows no longer."""
-        self._is_saved[rows] = False
+        self._tables.rows.is_saved[rows] = False
 
-    def settle(self) -> tuple[IndexArray, IndexArray]:
-        """Free the removed rows that nobody reads and nothing names; return their segments and slots."""
-        rows = np.array(self._leaving, dtype=np.int64)
-        stays = self._is_saved[rows] | (self._pins[rows] > 0)
-        self._leaving = rows[stays].tolist()
-        done = rows[~stays]
-        for row in done.tolist():
-            self._keys[row] = _NO_KEY
-            self._free.append(row)
-        return self.segments_of(done), self.slots_of(done)
+    def settle(self) -> None:
+        """Free the removed rows that nobody reads and nothing names."""
+        rows = self._removed()
+        self._leaving = rows[self._tables.rows.is_saved[rows]].tolist()
+        self.free_unread(rows)
 
-    # ---- age ----------------------------------------------------------------------------------
-
-    def evict(self, kind: int, count: int) -> IndexArray:
-        """Remove up to so many of a kind's least recently used objects; held and read ones stay."""
-        victims: list[int] = []
-        for _ in range(2):
-            queue = self._queues.setdefault(kind, deque())
-            while queue and len(victims) < count:
-                row, tick = queue.popleft()
-                if self._is_evictable(row, tick, kind):
-                    victims.append(row)
-            if len(victims) == count:
-                break
-            self._sort_oldest(kind, count, without=victims)
-        rows = np.array(victims, dtype=np.int64)
-        self.remove(rows)
-        return rows
-
-    def oldest_tick(self, kind: int) -> int | None:
-        """Return when the object was used that `evict` would take first."""
-        for _ in range(2):
-            queue = self._queues.setdefault(kind, deque())
-            while queue:
-                if self._is_evictable(*queue[0], kind):
-                    return queue[0][1]
-                queue.popleft()
-            self._sort_oldest(kind, 1, without=())
-        return None
-
-    def _is_evictable(self, row: int, tick: int, kind: int) -> bool:
-        return bool(
-            self._lives[row]
-            and self._tick[row] == tick
-            and self._kind[row] == kind
-            and not self._pins[row]
-            and not self._holds[row]
+    def free_unread(self, rows: IndexArray) -> None:
+        """Free those of distinct rows that were removed, that nobody reads and that nothing names."""
+        table = self._tables.rows
+        is_done = (
+            (table.state[rows] == RowState.LEAVING)
+            & ~table.is_saved[rows]
+            & (table.pins[rows] == 0)
         )
-
-    def _evictable_rows(self, kind: int) -> IndexArray:
-        idle = self._lives & (self._pins == 0) & (self._holds == 0)
-        return np.flatnonzero(idle & (self._kind == kind))
-
-    def _sort_oldest(self, kind: int, count: int, *, without: Sequence[int]) -> None:
-        rows = np.setdiff1d(self._evictable_rows(kind), np.array(without, dtype=np.int64))
-        size = max(_MIN_QUEUE, 2 * count, len(rows) // _QUEUE_SHARE)
-        if size < len(rows):
-            rows = rows[np.argpartition(self._tick[rows], size)[:size]]
-        rows = rows[np.argsort(self._tick[rows])]
-        pairs = zip(rows.tolist(), self._tick[rows].tolist(), strict=True)
-        self._queues[kind] = deque(pairs)
-
-    def evictable(self, kind: int) -> int:
-        """Return how many objects of a kind `evict` could remove."""
-        return len(self._evictable_rows(kind))
-
-    def objects_in(self, segment: int) -> int:
-        """Return how many objects live in a segment."""
-        return int(self._segments["objects"][segment]) if segment < len(self._segments) else 0
-
-    def is_busy(self, segment: int) -> bool:
-        """Return whether something in a segment is held or read."""
-        return segment < len(self._segments) and bool(self._segments["busy"][segment])
-
-    def mean_tick(self, segment: int) -> float:
-        """Return when the objects of a segment were used on average; 0 for none."""
-        count = self.objects_in(segment)
-        return float(self._segments["ticks"][segment]) / count if count else 0.0
-
-    # ---- saving -------------------------------------------------------------------------------
-
-    def unsaved_use(self, limit: int) -> IndexArray:
-        """Return up to so many rows whose time of use the catalog does not know, by place."""
-        rows = np.flatnonzero(self._lives & (self._tick != self._saved_tick))
-        order = np.lexsort((self._slot[rows], self._segment[rows]))
-        return rows[order[:limit]]
-
-    def note_saved(self, rows: IndexArray, ticks: IndexArray) -> None:
-        """Note the times of use that the catalog knows now."""
-        self._saved_tick[rows] = ticks
+        self.free(rows[is_done])

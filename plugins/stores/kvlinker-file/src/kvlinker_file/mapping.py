@@ -11,16 +11,21 @@ import ctypes
 import errno
 import mmap
 import os
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvlinker.errors import StoreError
 
-__all__ = ["FileMapping"]
+__all__ = ["FileMapping", "map_bytes", "punch"]
 
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14: fault pages in at once, seven times faster than one by one; older kernels say EINVAL."""
 _MS_SYNC = 4
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
 _PAGE_MASK = ~(mmap.PAGESIZE - 1)
 
@@ -39,6 +44,8 @@ _munmap = _libc.munmap
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _madvise = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_fallocate = _libc.fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 _msync = _libc.msync
 _msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -90,6 +97,62 @@ class FileMapping:
         if self._is_mapped:
             self._is_mapped = False
             _munmap(self.address, self.size)
+
+
+class _MappedBytes:
+    """Bytes of a file, mapped shared and writable for as long as an array of them exists; no descriptor is kept."""
+
+    def __init__(self, descriptor: int, offset: int, size: int) -> None:
+        """Map bytes of a file whose blocks are reserved; the descriptor stays open.
+
+        Args:
+            descriptor: of the file.
+            offset: a multiple of the page size.
+            size: at least 1.
+
+        Raises:
+            OSError: there is no address space for them.
+        """
+        self._size = 0
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        address: int | None = _mmap(None, size, protection, mmap.MAP_SHARED, descriptor, offset)
+        if address is None or address == _FAILED:
+            raise _error("mmap")
+        self._address = address
+        self._size = size
+
+    @cached_property
+    def __array_interface__(self) -> dict[str, object]:
+        """What numpy needs to make an array, which then keeps the mapping."""
+        return {
+            "shape": (self._size,),
+            "typestr": "|u1",
+            "data": (self._address, False),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        if self._size:
+            _munmap(self._address, self._size)
+
+
+def map_bytes(descriptor: int, offset: int, size: int) -> NDArray[np.uint8]:
+    """Return bytes of a file as an array that keeps them mapped.
+
+    Raises:
+        OSError: there is no address space for them.
+    """
+    return np.asarray(_MappedBytes(descriptor, offset, size), dtype=np.uint8)
+
+
+def punch(descriptor: int, size: int) -> None:
+    """Give the blocks of a file back although others may have it mapped: they read zeros from then on.
+
+    Raises:
+        OSError: the file system cannot do it.
+    """
+    if _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, 0, size):
+        raise _error("fallocate")
 
 
 def _map_aligned(descriptor: int, size: int, alignment: int) -> int:

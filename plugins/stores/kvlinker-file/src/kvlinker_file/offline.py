@@ -17,12 +17,15 @@ from kvlinker.description import IndexArray
 from kvlinker.errors import ContractError, StoreFormatError
 from kvlinker.frames import FrameStatus, decode_headers
 from kvlinker.keys import NAMESPACE_BYTES
+from kvlinker_file.ages import now_micros
 from kvlinker_file.catalog import Catalog, split_places
 from kvlinker_file.directory import FORMAT_VERSION, StoreDirectory
 from kvlinker_file.opening import open_state
 from kvlinker_file.options import Durability, FileStoreOptions
+from kvlinker_file.seats import Seats
 from kvlinker_file.segments import SlotBlock, checksum
-from kvlinker_file.state import StoreState, now_micros
+from kvlinker_file.state import StoreState
+from kvlinker_file.tables import SharedTables
 
 __all__ = [
     "NamespaceReport",
@@ -117,17 +120,28 @@ class PruneReport:
 
 
 def inspect(path: str | PathLike[str]) -> StoreReport:
-    """Return what a store holds, from its catalog alone.
+    """Return what a store holds, from its catalog alone; it may be open, and is asked between two changes.
 
     Raises:
-        StoreBusyError: a process has it open.
         StoreFormatError: there is no store of this version.
         StoreError: it cannot be read.
     """
-    with closing(StoreDirectory(Path(path).absolute(), create=False)) as directory:
-        index_bytes = directory.index_bytes()  # before opening it makes a log
+    return _inspect(path)[0]
+
+
+def _inspect(path: str | PathLike[str]) -> tuple[StoreReport, Durability]:
+    """Return what a store holds, and how durable it was opened last."""
+    with (
+        closing(StoreDirectory(Path(path).absolute(), create=False)) as directory,
+        directory.committing(),
+    ):
+        Seats(directory).check_not_inherited()
+        index_bytes, stamp = directory.index_bytes(), directory.index_stamp()
         with closing(Catalog(directory.index_path, durability=Durability.PROCESS)) as catalog:
-            return _report(directory.path, catalog, index_bytes)
+            report, facts = _report(directory.path, catalog, index_bytes), catalog.facts()
+        SharedTables.note_new_stamp(directory, stamp)
+    is_durable = facts.get("durability") == Durability.DISK.value
+    return report, Durability.DISK if is_durable else Durability.PROCESS
 
 
 def _report(path: Path, catalog: Catalog, index_bytes: int) -> StoreReport:
@@ -203,11 +217,13 @@ def _namespaces(
 @contextmanager
 def _open(path: str | PathLike[str]) -> Iterator[StoreState]:
     """Open the store with the capacity that it was opened with last."""
-    report = inspect(path)
+    report, durability = _inspect(path)
     if report.capacity_bytes is None:
         msg = f"file store {report.path}: its index does not say how large it may be; open it with a capacity first"
         raise StoreFormatError(msg)
-    options = FileStoreOptions(path=report.path, capacity=report.capacity_bytes)
+    options = FileStoreOptions(
+        path=report.path, capacity=report.capacity_bytes, durability=durability
+    )
     with closing(open_state(options, create=False)) as state:
         yield state
 
@@ -220,7 +236,6 @@ def verify(path: str | PathLike[str], *, drop: bool = False) -> VerifyReport:
         drop: remove the objects that are not right.
 
     Raises:
-        StoreBusyError: a process has it open.
         StoreFormatError: there is no store of this version.
         StoreError: it cannot be read.
     """
@@ -228,20 +243,25 @@ def verify(path: str | PathLike[str], *, drop: bool = False) -> VerifyReport:
     corrupt: list[int] = []
     objects = size = 0
     with _open(path) as state:
-        for layout in state.layouts:
-            rows = state.index.rows_of_layout(layout)
-            objects += len(rows)
+        with state.changing():
+            every = state.index.all_rows()
+            state.marks.pin(every)
+        layouts = state.tables.rows.layout[every]
+        objects = len(every)
+        for layout, fingerprint in state.catalog.layouts().items():
+            rows = every[layouts == layout]
             for chosen, block in state.blocks_of(rows):
                 size += len(chosen) * block.kind.payload_bytes
                 step = max(1, _CHUNK_BYTES // block.kind.slot_bytes)
                 for start in range(0, len(chosen), step):
                     part = slice(start, start + step)
-                    status = _status(state, rows[chosen[part]], block.select(part), layout)
+                    status = _status(state, rows[chosen[part]], block.select(part), fingerprint)
                     foreign.extend(rows[chosen[part]][status == FrameStatus.FOREIGN].tolist())
                     corrupt.extend(rows[chosen[part]][status == FrameStatus.BROKEN].tolist())
         wrong = np.array(foreign + corrupt, dtype=np.int64)
         if drop and len(wrong):
             state.drop_corrupt(wrong)
+        state.unpin(every)
     return VerifyReport(
         objects=objects,
         intact=objects - len(wrong),
@@ -252,13 +272,15 @@ def verify(path: str | PathLike[str], *, drop: bool = False) -> VerifyReport:
     )
 
 
-def _status(state: StoreState, rows: IndexArray, block: SlotBlock, layout: int) -> IndexArray:
+def _status(
+    state: StoreState, rows: IndexArray, block: SlotBlock, fingerprint: bytes
+) -> IndexArray:
     """[objects] FrameStatus of each object, its payload included."""
     headers = decode_headers(
         block.read_headers(),
         ranges=block.kind.ranges,
-        keys=[state.index.key_of(row) for row in rows.tolist()],
-        fingerprint=state.layouts[layout],
+        keys=state.index.keys_of(rows),
+        fingerprint=fingerprint,
         payload_bytes=block.kind.payload_bytes,
         checksum=checksum,
     )
@@ -290,7 +312,6 @@ def prune(
 
     Raises:
         ContractError: nothing to prune by, or `to_bytes` together with a namespace.
-        StoreBusyError: a process has it open.
         StoreFormatError: there is no store of this version.
         StoreError: it cannot be read or written.
     """
@@ -305,35 +326,35 @@ def prune(
     if namespace is not None and len(namespace) != NAMESPACE_BYTES:
         msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; nothing was removed"
         raise ContractError(msg)
+    before = inspect(path).disk_bytes
     with _open(path) as state:
-        before, objects = state.used_bytes(), len(state.index)
+        objects = len(state.index)
         if older_than is not None or namespace is not None:
             _remove(state, now_micros() - int((older_than or 0) * _MICROS), namespace or b"")
         if to_bytes is not None:
             _shrink(state, to_bytes)
-        state.remove_empty_segments()
-        state.catalog.truncate_log()
-        after, left = state.used_bytes(), len(state.index)
+        state.save_removals(keep=0)
+        left = len(state.index)
+    after = inspect(path).disk_bytes
     return PruneReport(
         removed=objects - left, objects=left, freed_bytes=before - after, disk_bytes=after
     )
 
 
 def _remove(state: StoreState, before: int, prefix: bytes) -> None:
-    rows = state.index.rows_older_than(before + 1)
-    chosen = [row for row in rows.tolist() if state.index.key_of(row).startswith(prefix)]
-    with state.lock:
-        state.index.remove(np.array(chosen, dtype=np.int64))
+    with state.changing():
+        rows = state.ages.older_than(before + 1)
+        keys = state.index.keys_of(rows)
+        chosen = rows[[key.startswith(prefix) for key in keys]]
+        state.index.remove(chosen)
     state.save_removals()
 
 
 def _shrink(state: StoreState, to_bytes: int) -> None:
-    index = state.index
-    coldest = sorted(state.space, key=lambda segment: index.mean_tick(segment.number))
-    for segment in coldest:
+    for segment in sorted(state.space, key=state.space.mean_tick):
+        state.truncate_log()
         if state.used_bytes() <= to_bytes:
             return
-        with state.lock:
-            index.remove(index.rows_in(segment.number))
-        state.save_removals()
-        state.remove_empty_segments()
+        with state.changing():
+            state.index.remove(state.index.rows_in(segment))
+        state.save_removals(keep=0)

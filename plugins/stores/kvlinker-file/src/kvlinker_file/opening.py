@@ -1,41 +1,43 @@
-"""Opening a store: what the catalog names and the files hold becomes the index, and everything else is swept."""
+"""Opening a store: beside those who have it open, from tables that are sound, or from what the catalog names."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvlinker.description import IndexArray
-from kvlinker.keys import OBJECT_KEY_BYTES
-from kvlinker.store import ObjectKey
+from kvlinker.errors import StoreBusyError
 from kvlinker_file.catalog import (
     BASE_BYTES,
     Catalog,
     CatalogChange,
     DamagedCatalogError,
     SegmentRecord,
-    split_places,
 )
 from kvlinker_file.directory import NO_SPACE, StoreDirectory, typed_os_errors
-from kvlinker_file.index import NewObjects
-from kvlinker_file.options import FileStoreOptions
-from kvlinker_file.segments import Segment
-from kvlinker_file.state import StoreState, now_micros
+from kvlinker_file.options import Durability, FileStoreOptions
+from kvlinker_file.recovery import Saved, commits_of, fill_tables, record_of, sensible
+from kvlinker_file.seats import Seats
+from kvlinker_file.state import StoreState
+from kvlinker_file.tables import (
+    DamagedTablesError,
+    SharedTables,
+    TableConfig,
+    Word,
+    table_bytes,
+)
 
 __all__ = ["open_state"]
 
 _log = logging.getLogger(__name__)
 
-_CLOCK_SLACK_MICROS = 86_400_000_000
-"""A time of use further ahead than a day is no time."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -50,10 +52,11 @@ def open_state(
     Args:
         options: where, and how much.
         create: make the store where there is none.
-        clock: seconds, for the expiry of holds.
+        clock: seconds, for the expiry of holds; the same one for all who have it open.
 
     Raises:
-        StoreBusyError: another opener owns the directory.
+        StoreBusyError: another opener has it open with another capacity or durability, or 64 have it open.
+        StoreTimeoutError: another process keeps its lock.
         StoreFormatError: it holds no store of this version.
         StoreFullError: the disk is full.
         StoreError: it cannot be read or written.
@@ -61,97 +64,28 @@ def open_state(
     directory = StoreDirectory(options.path, create=create)
     try:
         with typed_os_errors(f"file store {options.path}"):
+            seats = Seats(directory)
+            with directory.committing():
+                seats.check_not_inherited()
+                if others := seats.take():
+                    state = _attach(options, directory, seats, others, clock)
+                else:
+                    state = _open_alone(options, directory, seats, clock)
             try:
-                return _open_catalog(options, directory, clock)
-            except DamagedCatalogError as error:
-                _log.warning("%s: begins empty, its index is damaged: %s", options.path, error)
-            directory.remove_index()
-            state = _open_catalog(options, directory, clock)
-            state.counters["index_lost"] += 1
+                state.take_part()
+            except BaseException:
+                state.abandon()
+                raise
             return state
     except BaseException:
         directory.close()
         raise
 
 
-def _open_catalog(
-    options: FileStoreOptions, directory: StoreDirectory, clock: Callable[[], float]
-) -> StoreState:
-    catalog = Catalog(directory.index_path, durability=options.durability)
-    state = StoreState(options=options, directory=directory, catalog=catalog, clock=clock)
-    try:
-        _fill(state)
-    except BaseException:
-        for segment in state.space:
-            segment.close()
-        catalog.close()
-        raise
-    return state
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Saved:
-    """The objects that the catalog names and that make sense, in columns."""
-
-    keys: Sequence[ObjectKey]
-    places: IndexArray
-    layouts: IndexArray
-    ticks: IndexArray
-
-    def select(self, mask: NDArray[np.bool_]) -> _Saved:
-        """Return some of them."""
-        if mask.all():
-            return self
-        return _Saved(
-            keys=[self.keys[i] for i in np.flatnonzero(mask).tolist()],
-            places=self.places[mask],
-            layouts=self.layouts[mask],
-            ticks=self.ticks[mask],
-        )
-
-
-def _fill(state: StoreState) -> None:
-    """Make the index from the catalog and the files, and let the catalog forget the rest."""
-    catalog, directory = state.catalog, state.directory
-    facts, layouts, records = catalog.facts(), catalog.layouts(), catalog.segments()
-    saved, places = _sensible(catalog.objects(), layouts)
-    is_proven = _is_proven(facts) or state.options.verify
-    kept = _within_capacity(records, saved, state.options.capacity) if is_proven else ()
-    for number in directory.segment_numbers() - {record.number for record in kept}:
-        directory.remove_segment(number)
-    kept = tuple(record for record in kept if _map(state, record))
-    objects = saved.select(_record_of(saved.places, kept) >= 0)
-    _forget_the_rest(state, np.setdiff1d(places, objects.places), kept, facts)
-    state.note_layouts(layouts)
-    _index(state, objects, kept)
-    state.counters["lost_at_open"] += len(places) - len(objects.keys)
-
-
-def _sensible(
-    rows: Iterator[tuple[object, ...]], layouts: Mapping[int, bytes]
-) -> tuple[_Saved, IndexArray]:
-    """Return what could be an object, the first of two under one key, and the places of all rows."""
-    found: dict[ObjectKey, None] = {}
-    every, columns = array("q"), array("q")
-    latest = now_micros() + _CLOCK_SLACK_MICROS
-    for place, layout, used, key in rows:
-        if not isinstance(place, int):
-            continue  # no database of ours: places are its row numbers
-        every.append(place)
-        if (
-            isinstance(layout, int)
-            and isinstance(used, int)
-            and isinstance(key, bytes)
-            and len(key) == OBJECT_KEY_BYTES
-            and place >= 0
-            and layout in layouts
-            and key not in found
-        ):
-            found[key] = None
-            columns.extend((place, layout, used if 0 <= used <= latest else 0))
-    table = np.array(columns, dtype=np.int64).reshape(-1, 3)
-    saved = _Saved(keys=list(found), places=table[:, 0], layouts=table[:, 1], ticks=table[:, 2])
-    return saved, np.array(every, dtype=np.int64)
+def _config(options: FileStoreOptions) -> TableConfig:
+    boot = uuid.UUID(_boot_id()).bytes if _boot_id() else bytes(16)
+    is_durable = options.durability is Durability.DISK
+    return TableConfig(capacity=options.capacity, is_durable=is_durable, boot=boot)
 
 
 def _boot_id() -> str:
@@ -160,46 +94,216 @@ def _boot_id() -> str:
     return ""
 
 
+# ---- beside others ----------------------------------------------------------------------------
+
+
+def _attach(
+    options: FileStoreOptions,
+    directory: StoreDirectory,
+    seats: Seats,
+    others: Sequence[int],
+    clock: Callable[[], float],
+) -> StoreState:
+    found = TableConfig.of_words(SharedTables.read_words(directory))
+    _check_agreement(options, seats.pid_of(others[0]), found)
+    tables = SharedTables(directory, _config(options))
+    catalog = Catalog(directory.index_path, durability=options.durability)
+    return _state(options, directory, catalog, tables, seats, clock)
+
+
+def _state(
+    options: FileStoreOptions,
+    directory: StoreDirectory,
+    catalog: Catalog,
+    tables: SharedTables,
+    seats: Seats,
+    clock: Callable[[], float],
+) -> StoreState:
+    try:
+        return StoreState(
+            options=options,
+            directory=directory,
+            catalog=catalog,
+            tables=tables,
+            seats=seats,
+            clock=clock,
+        )
+    except BaseException:
+        catalog.close()
+        raise
+
+
+def _check_agreement(options: FileStoreOptions, pid: str, found: TableConfig | None) -> None:
+    """Raise StoreBusyError where this opener and the others do not want the same."""
+    where = f"file store {options.path}: is in use by process {pid}"
+    if found is None:
+        msg = f"{where}, and its shared tables cannot be read; close it there"
+        raise StoreBusyError(msg)
+    config = _config(options)
+    if found.boot != config.boot:
+        msg = f"{where} of another machine; one directory serves the processes of one machine"
+        raise StoreBusyError(msg)
+    if found.capacity != config.capacity:
+        msg = (
+            f"{where} with a capacity of {found.capacity} B, this opener wants {config.capacity} B; "
+            f"open it with the same one, or close it there"
+        )
+        raise StoreBusyError(msg)
+    if found.is_durable != config.is_durable:
+        theirs = Durability.DISK if found.is_durable else Durability.PROCESS
+        msg = (
+            f"{where} with durability {theirs.value!r}, this opener wants {options.durability.value!r}; "
+            f"open it with the same one, or close it there"
+        )
+        raise StoreBusyError(msg)
+
+
+# ---- alone ------------------------------------------------------------------------------------
+
+
+def _open_alone(
+    options: FileStoreOptions,
+    directory: StoreDirectory,
+    seats: Seats,
+    clock: Callable[[], float],
+) -> StoreState:
+    try:
+        return _open_catalog(options, directory, seats, clock)
+    except DamagedCatalogError as error:
+        _log.warning("%s: begins empty, its index is damaged: %s", options.path, error)
+    directory.remove_index()
+    state = _open_catalog(options, directory, seats, clock)
+    state.count("index_lost")
+    return state
+
+
+def _open_catalog(
+    options: FileStoreOptions,
+    directory: StoreDirectory,
+    seats: Seats,
+    clock: Callable[[], float],
+) -> StoreState:
+    stamp = directory.index_stamp()
+    catalog = Catalog(directory.index_path, durability=options.durability)
+    try:
+        facts = catalog.facts()
+        is_trusted = _is_proven(facts) or options.verify
+        tables = _sound_tables(directory, _config(options), facts, stamp) if is_trusted else None
+        is_sound = tables is not None
+        if not is_sound:
+            catalog.check()
+        tables = tables or SharedTables.make(directory, _config(options))
+        tables.words[Word.COMMIT_MARK] |= np.uint64(1)
+        tables.words[Word.CHECKSUM] = 0
+        state = _state(options, directory, catalog, tables, seats, clock)
+    except BaseException:
+        catalog.close()
+        raise
+    try:
+        if is_sound:
+            state.space.refresh()
+            _note_opening(state, facts)
+        else:
+            _fill(state, facts, is_trusted=is_trusted)
+    except BaseException:
+        state.release()
+        raise
+    tables.words[Word.COMMIT_MARK] += np.uint64(1)
+    return state
+
+
+def _sound_tables(
+    directory: StoreDirectory, config: TableConfig, facts: Mapping[str, object], stamp: int
+) -> SharedTables | None:
+    """Return the tables that the last openers left, if they are what the catalog and the files are."""
+    words = SharedTables.read_words(directory)
+    found = TableConfig.of_words(words)
+    is_whole = (
+        found is not None
+        and found.capacity == config.capacity
+        and not words[Word.TABLES_MARK] % 2
+        and not words[Word.COMMIT_MARK] % 2
+        and words[Word.STAMP] == stamp
+        and words[Word.COMMITS] == facts.get("commits")
+        and (words[Word.CHECKSUM] or found.boot == config.boot)
+    )
+    if found is None or not is_whole:
+        return None
+    try:
+        tables = SharedTables(directory, found)
+    except DamagedTablesError:
+        return None
+    if words[Word.CHECKSUM] and tables.checksum() != words[Word.CHECKSUM]:
+        return None
+    table = tables.segments[tables.segments["incarnation"] > 0]
+    sizes = dict(zip(table["number"].tolist(), table["file_bytes"].tolist(), strict=True))
+    if directory.segment_numbers() != sizes.keys():
+        return None
+    if not all(directory.is_whole(number, size) for number, size in sizes.items()):
+        return None
+    tables.adopt(config)
+    return tables
+
+
 def _is_proven(facts: Mapping[str, object]) -> bool:
     """Whether the bytes on the disk must be what was written: the machine has not restarted, or all were synced."""
     return facts.get("synced") == 1 or (facts.get("boot") == _boot_id() != "")
 
 
+def _fill(state: StoreState, facts: Mapping[str, object], *, is_trusted: bool) -> None:
+    """Make the tables from the catalog and the files, and let the catalog forget the rest."""
+    catalog, directory = state.catalog, state.directory
+    saved, places = sensible(catalog.objects(), catalog.layouts())
+    kept = _within_capacity(catalog.segments(), saved, state) if is_trusted else ()
+    for number in directory.segment_numbers() - {record.number for record in kept}:
+        directory.remove_segment(number)
+    kept = _numbered(record for record in kept if _is_there(state, record))
+    objects = saved.select(record_of(saved.places, kept) >= 0)
+    state.tables.reserve(sum(record.slots for record in kept))
+    state.tables.words[Word.COMMITS] = commits_of(facts)
+    fill_tables(state.tables, state.space, state.index, records=kept, saved=objects, living=0)
+    state.counters["lost_at_open"] += len(places) - len(objects.keys)
+    numbers = {record.number for record in kept}
+    _note_opening(
+        state,
+        facts,
+        removed=np.setdiff1d(places, objects.places).tolist(),
+        removed_segments=[n for n in catalog.segment_numbers() if n not in numbers],
+        segments=kept,
+    )
+
+
+def _numbered(records: Iterable[SegmentRecord]) -> tuple[SegmentRecord, ...]:
+    """Return segments with rows that follow each other; nobody else has marks in the old ones."""
+    found: list[SegmentRecord] = []
+    for record in records:
+        found.append(replace(record, first_row=found[-1].end_row if found else 0))
+    return tuple(found)
+
+
 def _within_capacity(
-    records: Sequence[SegmentRecord], saved: _Saved, capacity: int
+    records: Sequence[SegmentRecord], saved: Saved, state: StoreState
 ) -> tuple[SegmentRecord, ...]:
     """Return the segments that fit into the capacity, those used most recently first."""
-    chosen = _record_of(saved.places, records)
+    chosen = record_of(saved.places, records)
     is_in = chosen >= 0
     objects = np.bincount(chosen[is_in], minlength=len(records))
     ticks = np.bincount(chosen[is_in], weights=saved.ticks[is_in], minlength=len(records))
     mean = ticks / np.maximum(objects, 1)
-    left = capacity - BASE_BYTES
-    kept = []
+    config = state.tables.config
+    left, rows = config.capacity - BASE_BYTES, 0
+    kept: list[SegmentRecord] = []
     for i in np.argsort(-mean, kind="stable").tolist():
-        if records[i].cost <= left:
+        needed = records[i].cost + table_bytes(config, rows + records[i].slots)
+        if needed <= left and len(kept) < config.segment_limit:
             kept.append(records[i])
             left -= records[i].cost
+            rows += records[i].slots
     return tuple(kept)
 
 
-def _record_of(places: IndexArray, records: Sequence[SegmentRecord]) -> IndexArray:
-    """[places] which of the segments a place is a slot of; -1 for none."""
-    segments, slots = split_places(places)
-    numbers = np.array([record.number for record in records], dtype=np.int64)
-    order = np.argsort(numbers)
-    found = np.searchsorted(numbers[order], segments)
-    found = order[np.minimum(found, len(records) - 1)] if len(records) else found
-    limits = np.array([record.slots for record in records], dtype=np.int64)
-    chosen = np.full(len(places), -1, dtype=np.int64)
-    if len(records):
-        fits = (numbers[found] == segments) & (slots < limits[found])
-        chosen[fits] = found[fits]
-    return chosen
-
-
-def _map(state: StoreState, record: SegmentRecord) -> bool:
-    """Map a segment; False where its file is not what was made, or holes in it cannot be filled."""
+def _is_there(state: StoreState, record: SegmentRecord) -> bool:
+    """Whether a segment's file is what was made; holes in it are filled, and it is deleted where that cannot be."""
     try:
         descriptor = state.directory.open_segment(record.number, record.file_bytes)
     except OSError as error:
@@ -210,58 +314,35 @@ def _map(state: StoreState, record: SegmentRecord) -> bool:
         _log.warning("%s: segment %d is damaged", state.options.path, record.number)
         state.directory.remove_segment(record.number)
         return False
-    segment = Segment(
-        number=record.number,
-        descriptor=descriptor,
-        file_bytes=record.file_bytes,
-        kind=record.kind,
-        slots=record.slots,
-    )
-    state.space.add(segment)
+    os.close(descriptor)
     return True
 
 
-def _forget_the_rest(
+def _note_opening(
     state: StoreState,
-    forgotten: IndexArray,
-    kept: Sequence[SegmentRecord],
     facts: Mapping[str, object],
+    *,
+    removed: Sequence[int] = (),
+    removed_segments: Sequence[int] = (),
+    segments: Sequence[SegmentRecord] = (),
 ) -> None:
-    numbers = {record.number for record in kept}
     synced = facts.get("synced") == 1
-    if state.is_durable and not synced and (_is_proven(facts) or not kept):
+    if state.is_durable and not synced and (_is_proven(facts) or not list(state.space)):
         for segment in state.space:
             segment.sync()
         synced = True
-    state.catalog.apply(
+    state.save(
         CatalogChange(
-            removed=forgotten.tolist(),
-            removed_segments=[n for n in state.catalog.segment_numbers() if n not in numbers],
+            removed=removed,
+            removed_segments=removed_segments,
+            segments=segments,
             facts=(
                 ("boot", _boot_id()),
                 ("synced", int(synced)),
                 ("capacity", state.options.capacity),
+                ("durability", state.options.durability.value),
             ),
         )
     )
     state.catalog.truncate_log()
-
-
-def _index(state: StoreState, objects: _Saved, records: Sequence[SegmentRecord]) -> None:
-    segments, slots = split_places(objects.places)
-    kinds = [state.space.kind_id(record.kind) for record in records]
-    order = np.argsort(segments, kind="stable")
-    cuts = np.flatnonzero(np.diff(segments[order])) + 1
-    for members in np.split(order, cuts):
-        if len(members):
-            state.space[int(segments[members[0]])].take_these(slots[members])
-    state.index.add(
-        NewObjects(
-            keys=objects.keys,
-            segments=segments,
-            slots=slots,
-            kinds=np.array(kinds, dtype=np.int64)[_record_of(objects.places, records)],
-            layouts=objects.layouts,
-            ticks=objects.ticks,
-        )
-    )
+    state.note_stamp()

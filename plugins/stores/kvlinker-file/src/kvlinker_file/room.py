@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from kvlinker.errors import StoreError
 from kvlinker_file.catalog import SegmentRecord
 from kvlinker_file.directory import NO_SPACE
 from kvlinker_file.segments import Segment, SlotKind
-from kvlinker_file.space import Growth, Taken
+from kvlinker_file.space import Taken
 from kvlinker_file.state import StoreState
 
 __all__ = ["find_room"]
@@ -46,138 +47,143 @@ class _Search:
 
     def run(self) -> bool:
         """Search until all slots are there; False when nothing more can be done."""
-        state = self._state
-        with state.lock:
-            state.holds.expire()
-            self._take()
-            if self._missing and not self._is_possible():
+        if not self._begin():
+            with self._state.committing():
+                was_dead = self._state.clear_dead_seats()
+            if not (was_dead and self._begin()):
                 return False
         while self._missing:
             if not (self._grow() or self._make_free()):
                 return False
-            with state.lock:
+            with self._state.changing():
                 self._take()
         return True
 
+    def _begin(self) -> bool:
+        """Take what is free; False where everything that may go would not be enough for the rest."""
+        with self._state.changing():
+            self._state.holds.expire()
+            self._take()
+            return not self._missing or self._is_possible()
+
     def _take(self) -> None:
-        for taken in self._state.space.take(self._kind, self._missing):
+        for taken in self._state.index.take(self._kind, self._missing):
             self.taken.append(taken)
             self._missing -= len(taken.slots)
 
     def _is_possible(self) -> bool:
         """Whether everything that may go would be enough; evicting for nothing helps nobody."""
-        space, index = self._state.space, self._state.index
-        slots = index.evictable(space.kind_id(self._kind))
-        others = sum(
-            segment.file_bytes
-            for segment in space.of_other_kinds(self._kind)
-            if self._is_idle(segment)
-        )
-        slots += self._kind.slots_in(max(0, space.available) + others)
-        return slots >= self._missing
+        space = self._state.space
+        slots = self._state.ages.has_evictable(self._kind, self._missing)
+        slots += self._kind.slots_in(max(0, space.available))
+        if slots >= self._missing:
+            return True
+        others = space.of_other_kinds(self._kind)
+        idle = sum(segment.file_bytes for segment in others if self._is_idle(segment))
+        return slots + self._kind.slots_in(idle) >= self._missing
 
     def _is_idle(self, segment: Segment) -> bool:
-        index = self._state.index
-        return segment.used_slots == index.objects_in(segment.number) and not index.is_busy(
-            segment.number
-        )
+        """Whether a segment has objects alone, and nobody holds or reads one."""
+        space, ages = self._state.space, self._state.ages
+        objects = space.counted(segment, "objects")
+        if space.counted(segment, "used") != objects:
+            return False
+        return not space.counted(segment, "busy") or ages.evictable_in(segment) == objects
 
     # ---- growing ------------------------------------------------------------------------------
 
     def _grow(self) -> bool:
         state = self._state
-        index_bytes = state.directory.index_bytes()
-        with state.lock:
-            state.space.note_index_bytes(index_bytes)
-            growth = state.space.plan_growth(self._kind) if self._may_grow else None
-            if growth is None:
-                return False
-            state.space.promise(growth)
-        try:
-            segment = _make_segment(state, growth)
-        except BaseException as error:
-            with state.lock:
-                state.space.withdraw(growth)
-            if isinstance(error, OSError) and error.errno in NO_SPACE:
+        if not self._may_grow:
+            return False
+        with state.committing():
+            state.clear_dead_seats()
+            index_bytes = state.directory.index_bytes()
+            try:
+                with state.changing():
+                    state.space.note_index_bytes(index_bytes)
+                    record = state.space.plan_growth(self._kind)
+                    if record is None:
+                        return False
+                    if state.tables.reserve(record.end_row):
+                        state.index.fill_buckets()
+                    state.marks.fit()
+                _make_segment(state, record)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
                 state.count("disk_full")
                 self._may_grow = False
                 return False
-            raise
-        with state.lock:
-            state.space.add(segment)
+            with state.changing():
+                state.space.add(record)
         return True
 
     # ---- evicting -----------------------------------------------------------------------------
 
     def _make_free(self) -> bool:
         """Evict some of the own kind, or all of a segment of another kind that is colder on average."""
-        state, index = self._state, self._state.index
-        number = state.space.kind_id(self._kind)
-        with state.lock:
-            own = index.oldest_tick(number)
-            segment = self._coldest_segment()
-            if segment is not None and (own is None or index.mean_tick(segment.number) < own):
-                rows = index.rows_in(segment.number)
-                index.remove(rows)
-                state.space.retire(segment)
-            else:
-                segment = None
-                rows = index.evict(number, self._missing)
-        try:
-            if segment is not None:
-                is_gone = not _move_segment(state, segment, self._kind)
-                self._may_grow |= is_gone  # even a full disk has room again
-            elif len(rows):
-                state.save_removals()
-        except OSError:
-            with state.lock:
-                index.restore(rows)
-            raise
+        state, index, space = self._state, self._state.index, self._state.space
+        with state.committing():
+            with state.changing():
+                own = state.ages.oldest_tick(self._kind)
+                segment = self._coldest_segment()
+                if segment is not None and (own is None or space.mean_tick(segment) < own):
+                    rows = index.rows_in(segment)
+                    index.remove(rows)
+                    space.retire(segment)
+                else:
+                    segment = None
+                    rows = state.ages.evict(self._kind, self._missing)
+            try:
+                if segment is not None:
+                    is_gone = not _move_segment(state, segment, self._kind)
+                    self._may_grow |= is_gone  # even a full disk has room again
+                elif len(rows):
+                    state.commit()
+            except OSError:
+                with state.changing():
+                    index.restore(rows)
+                raise
         state.count("evicted", len(rows))
         return segment is not None or len(rows) > 0
 
     def _coldest_segment(self) -> Segment | None:
-        idle = filter(self._is_idle, self._state.space.of_other_kinds(self._kind))
-        mean_tick = self._state.index.mean_tick
-        return min(idle, key=lambda segment: mean_tick(segment.number), default=None)
+        others = self._state.space.of_other_kinds(self._kind)
+        for segment in sorted(others, key=self._state.space.mean_tick):
+            if self._is_idle(segment):
+                return segment
+        return None
 
 
-def _make_segment(state: StoreState, growth: Growth) -> Segment:
-    segment = Segment(
-        number=growth.number,
-        descriptor=state.directory.create_segment(growth.number, growth.file_bytes),
-        file_bytes=growth.file_bytes,
-        kind=growth.kind,
-        slots=growth.slots,
-    )
+def _make_segment(state: StoreState, record: SegmentRecord) -> None:
+    os.close(state.directory.create_segment(record.number, record.file_bytes))
     try:
         if state.is_durable:
             state.directory.sync()
-        with state.commit_lock:
-            state.commit(segments=[growth.record])
+        state.commit(segments=[record])
     except BaseException:
-        segment.close()
-        state.directory.remove_segment(growth.number)
+        state.directory.remove_segment(record.number)
         raise
-    return segment
 
 
 def _move_segment(state: StoreState, segment: Segment, kind: SlotKind) -> bool:
     """Cut an empty, retired segment anew and return True, or delete it where another file would fit better."""
-    with state.commit_lock:
-        with state.lock:
-            slots = state.space.slots_after_reuse(segment, kind)
-        if not slots:
-            state.delete_segments([segment])
-            return False
-        record = SegmentRecord(
-            number=segment.number, file_bytes=segment.file_bytes, kind=kind, slots=slots
-        )
-        try:
-            state.commit(segments=[record])
-        except StoreError:
-            with state.lock:
-                state.space.add(segment)
-            raise
-        state.remap(segment, record)
+    with state.changing():
+        record = state.space.recut(segment, kind)
+        if record is not None and state.tables.reserve(record.end_row):
+            state.index.fill_buckets()
+        state.marks.fit()
+    if record is None:
+        state.delete_segments([segment])
+        return False
+    try:
+        state.directory.check_segment(segment.number, segment.file_bytes)
+        state.commit(segments=[record])
+    except StoreError:
+        with state.changing():
+            state.space.retire(segment, is_retired=False)
+        raise
+    with state.changing():
+        state.space.add(record)
     return True

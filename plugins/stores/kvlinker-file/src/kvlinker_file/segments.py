@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.device import HostObjects
+from kvlinker.errors import StoreError
 from kvlinker.frames import header_bytes
 from kvlinker.spans import BufferSpan
 from kvlinker_file.mapping import FileMapping
@@ -130,77 +132,94 @@ class SlotBlock:
 
 
 class Segment:
-    """A mapped slab file; which of its slots are free is its own knowledge, what is in the others is not.
-
-    Not locked: the store's lock guards `take` and `give`; the bytes of a slot belong to whoever took it.
-    """
+    """A slab file as this process sees it, mapped when it is first needed; the bytes of a slot are its taker's."""
 
     def __init__(
-        self, *, number: int, descriptor: int, file_bytes: int, kind: SlotKind, slots: int
+        self,
+        *,
+        number: int,
+        file_bytes: int,
+        kind: SlotKind,
+        slots: int,
+        open_file: Callable[[int, int], int | None],
+        first_row: int = 0,
+        incarnation: int = 1,
     ) -> None:
-        """Map a reserved file and cut it into free slots; the descriptor is closed."""
+        """Describe a file.
+
+        Args:
+            number: of the file.
+            file_bytes: its size.
+            kind: of its slots.
+            slots: how many.
+            open_file: returns a descriptor of a file that has a number and a size; None where there is none.
+            first_row: row of the first slot.
+            incarnation: of the file.
+        """
         self.number = number
         self.file_bytes = file_bytes
         self.kind = kind
         self.slots = slots
-        self.free_slots = slots
-        self._free = np.arange(slots, dtype=np.int64)[::-1].copy()
+        self.first_row = first_row
+        self.incarnation = incarnation
+        self._open_file = open_file
+        self._lock = threading.Lock()
         self._is_present = np.zeros(slots, dtype=np.bool_)
-        self._mapping = FileMapping(descriptor, file_bytes, alignment=kind.map_alignment)
-
-    # ---- slots --------------------------------------------------------------------------------
-
-    def take(self, count: int) -> IndexArray:
-        """Take up to `count` free slots."""
-        left = max(0, self.free_slots - count)
-        taken = self._free[left : self.free_slots][::-1].copy()
-        self.free_slots = left
-        return taken
-
-    def take_these(self, slots: IndexArray) -> None:
-        """Take slots that are known to be in use, before any other is taken."""
-        is_free = np.ones(self.slots, dtype=np.bool_)
-        is_free[slots] = False
-        free = np.flatnonzero(is_free)[::-1]
-        self._free[: len(free)] = free
-        self.free_slots = len(free)
-
-    def give(self, slots: IndexArray) -> None:
-        """Give slots back."""
-        end = self.free_slots + len(slots)
-        self._free[self.free_slots : end] = slots
-        self.free_slots = end
+        self._mapping: FileMapping | None = None
 
     @property
-    def used_slots(self) -> int:
-        """Slots that somebody has taken."""
-        return self.slots - self.free_slots
+    def rows(self) -> slice:
+        """The rows of its slots."""
+        return slice(self.first_row, self.first_row + self.slots)
 
-    # ---- bytes --------------------------------------------------------------------------------
+    def map(self) -> FileMapping:
+        """Map the file, which must not go meanwhile: one of its slots is taken or pinned, or nobody else is there.
+
+        Raises:
+            OSError: it is not there, not what was made, or cannot be mapped.
+        """
+        with self._lock:
+            if self._mapping is None:
+                descriptor = self._open_file(self.number, self.file_bytes)
+                if descriptor is None:
+                    msg = f"segment {self.number} is not the file that was made"
+                    raise StoreError(msg)
+                self._mapping = FileMapping(
+                    descriptor, self.file_bytes, alignment=self.kind.map_alignment
+                )
+            return self._mapping
 
     def addresses(self, slots: IndexArray) -> IndexArray:
-        """Return where slots begin."""
-        return self._mapping.address + slots * self.kind.slot_bytes
+        """Return where slots begin.
+
+        Raises:
+            OSError: see `map`.
+        """
+        return self.map().address + slots * self.kind.slot_bytes
 
     def prepare_writing(self, slots: IndexArray) -> None:
         """Fault in the pages of slots that were not written since the file was mapped.
 
         Raises:
+            OSError: see `map`.
             StoreError: the disk cannot give the pages; writing them would have ended the process.
         """
         fresh = np.sort(slots[~self._is_present[slots]])
         for first, last in _runs(fresh):
             size = self.kind.slot_bytes
-            self._mapping.populate(first * size, (last + 1) * size)
+            self.map().populate(first * size, (last + 1) * size)
         self._is_present[fresh] = True
 
     def sync(self) -> None:
         """Return when the bytes written so far are on the disk."""
-        self._mapping.sync()
+        self.map().sync()
 
     def close(self) -> None:
         """Unmap; nobody may use a slot any more. Idempotent."""
-        self._mapping.close()
+        with self._lock:
+            if self._mapping is not None:
+                self._mapping.close()
+                self._mapping = None
 
 
 def _runs(slots: IndexArray) -> Sequence[tuple[int, int]]:

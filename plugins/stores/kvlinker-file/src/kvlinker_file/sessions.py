@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -35,6 +35,10 @@ class _Part:
     """[objects] which objects of the request these are, ascending."""
     block: SlotBlock
     headers: FrameHeaders
+
+
+def _positions(parts: Sequence[_Part]) -> IndexArray:
+    return np.concatenate([np.empty(0, dtype=np.int64), *(part.positions for part in parts)])
 
 
 class FileReadSession(ReadSession):
@@ -114,6 +118,7 @@ class FileReadSession(ReadSession):
                 found = np.flatnonzero(self._rows != ABSENT)
                 blocks = self._state.blocks_of(self._rows[found])
                 parts = [self._check_part(block, found[chosen]) for chosen, block in blocks]
+                self._fail(np.setdiff1d(found, _positions(parts)), _MISS)  # their file is gone
                 self._parts = tuple(parts)
             return self._parts
 

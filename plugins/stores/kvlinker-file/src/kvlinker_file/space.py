@@ -1,17 +1,23 @@
-"""Space is the set of segments, what each costs against the capacity, and which kind of slot it gives."""
+"""Space is the set of segments that all openers share: what each costs, and which rows it has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from kvlinker.description import IndexArray
 from kvlinker_file.catalog import BASE_BYTES, SLOT_BYTES, SegmentRecord
+from kvlinker_file.directory import StoreDirectory
 from kvlinker_file.segments import Segment, SlotKind
+from kvlinker_file.tables import ROW_BYTES, DamagedTablesError, SharedTables, Word, table_bytes
 
-__all__ = ["Growth", "SlabSpace", "Taken"]
+__all__ = ["SlabSpace", "Taken"]
 
 _PAGE = 4096
+_MAX_RANGES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,159 +32,324 @@ class Taken:
         """Where the slots begin."""
         return self.segment.addresses(self.slots)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """A segment that is paid for and not made yet."""
-
-    number: int
-    kind: SlotKind
-    slots: int
-
     @property
-    def file_bytes(self) -> int:
-        """Bytes of its file."""
-        return -(-self.slots * self.kind.slot_bytes // _PAGE) * _PAGE
-
-    @property
-    def record(self) -> SegmentRecord:
-        """What the catalog must know of it."""
-        return SegmentRecord(
-            number=self.number, file_bytes=self.file_bytes, kind=self.kind, slots=self.slots
-        )
+    def rows(self) -> IndexArray:
+        """Their rows."""
+        return self.segment.first_row + self.slots
 
 
 class SlabSpace:
     """Segments within a capacity; not locked, the store's lock guards every call."""
 
-    def __init__(self, *, capacity: int, segment_size: int) -> None:
-        """Make a space without segments."""
-        self.capacity = capacity
+    def __init__(
+        self, tables: SharedTables, directory: StoreDirectory, *, segment_size: int
+    ) -> None:
+        """Take the shared tables; `refresh` reads the segments in them."""
+        self.capacity = tables.config.capacity
+        self._tables = tables
+        self._directory = directory
         self._segment_size = segment_size
         self._segments: dict[int, Segment] = {}
-        self._open: dict[SlotKind, list[Segment]] = {}
-        self._kind_ids: dict[SlotKind, int] = {}
-        self._promised: dict[int, Growth] = {}
-        self._excess_index_bytes = 0
-
-    # ---- kinds --------------------------------------------------------------------------------
-
-    def kind_id(self, kind: SlotKind) -> int:
-        """Return the small number of a kind, the same for as long as the store is open."""
-        return self._kind_ids.setdefault(kind, len(self._kind_ids))
-
-    def kinds_of_length(self, payload_bytes: int) -> tuple[int, ...]:
-        """Return the numbers of the kinds whose objects have so many bytes."""
-        return tuple(
-            number for kind, number in self._kind_ids.items() if kind.payload_bytes == payload_bytes
-        )
+        """By entry of the shared table, in order of number."""
+        self._entries: dict[int, int] = {}
+        """Segment number to entry."""
+        self._kinds: dict[SlotKind, list[int]] = {}
+        """Entries of the segments of each kind, in order of number."""
+        self._version = -1
+        self._catalog_bytes = 0
+        self._index_rows()
 
     # ---- segments -----------------------------------------------------------------------------
 
-    def __getitem__(self, number: int) -> Segment:
-        return self._segments[number]
+    def refresh(self) -> None:
+        """Take over what other openers changed.
+
+        Raises:
+            DamagedTablesError: the shared table does not make sense.
+        """
+        version = int(self._tables.words[Word.SEGMENTS_VERSION])
+        if version == self._version:
+            return
+        table = self._tables.segments
+        entries = np.flatnonzero(table["incarnation"] > 0)
+        entries = entries[np.argsort(table["number"][entries], kind="stable")]
+        known = {(item.number, item.incarnation): item for item in self._segments.values()}
+        found = {entry: self._adopt(entry, known) for entry in entries.tolist()}
+        if len({segment.number for segment in found.values()}) < len(found):
+            msg = f"shared tables of {self._directory.path}: a segment is there twice"
+            raise DamagedTablesError(msg)
+        kept = set(found.values())
+        for segment in self._segments.values():
+            if segment not in kept:
+                segment.close()
+        self._segments = found
+        self._entries = {segment.number: entry for entry, segment in found.items()}
+        self._kinds = {}
+        for entry, segment in found.items():
+            self._kinds.setdefault(segment.kind, []).append(entry)
+        self._index_rows()
+        self._version = version
+
+    def _adopt(self, entry: int, known: Mapping[tuple[int, int], Segment]) -> Segment:
+        """Return the segment of an entry: the one that is known, if it still is that."""
+        number, first_row, slots, file_bytes, payload, ranges, incarnation = (
+            int(value) for value in self._tables.segments[entry].tolist()[:7]
+        )
+        if (same := known.get((number, incarnation))) is not None:
+            return same
+        kind = SlotKind(payload_bytes=payload, ranges=ranges)
+        is_sensible = (
+            0 < number < 1 << 30
+            and 0 < ranges <= _MAX_RANGES
+            and 0 < payload <= file_bytes <= self.capacity
+            and 0 < slots * kind.slot_bytes <= file_bytes
+            and 0 <= first_row <= len(self._tables.rows) - slots
+        )
+        if not is_sensible:
+            msg = f"shared tables of {self._directory.path}: entry {entry} is no segment"
+            raise DamagedTablesError(msg)
+        return self.segment_of(
+            SegmentRecord(
+                number=number,
+                file_bytes=file_bytes,
+                kind=kind,
+                slots=slots,
+                first_row=first_row,
+                incarnation=incarnation,
+            )
+        )
+
+    def segment_of(self, record: SegmentRecord) -> Segment:
+        """Return a segment that is not mapped yet."""
+        return Segment(
+            number=record.number,
+            file_bytes=record.file_bytes,
+            kind=record.kind,
+            slots=record.slots,
+            open_file=self._directory.open_segment,
+            first_row=record.first_row,
+            incarnation=record.incarnation,
+        )
+
+    def _index_rows(self) -> None:
+        spans = sorted(
+            (segment.first_row, segment.first_row + segment.slots, entry)
+            for entry, segment in self._segments.items()
+        )
+        table = np.array([(-1, 0, -1), *spans], dtype=np.int64)
+        self._starts, self._ends, self._order = table[:, 0], table[:, 1].copy(), table[:, 2]
+        if np.any(self._starts[1:] < self._ends[:-1]):
+            msg = f"shared tables of {self._directory.path}: segments have rows in common"
+            raise DamagedTablesError(msg)
+
+    def entries_of(self, rows: IndexArray) -> IndexArray:
+        """Return the entry of each row's segment; -1 where there is none."""
+        place = np.searchsorted(self._starts, rows, side="right") - 1
+        return np.where(rows < self._ends[place], self._order[place], -1)
+
+    def segments_of(self, rows: IndexArray) -> Iterator[tuple[Segment, IndexArray]]:
+        """Yield each segment that some of the rows belong to, and the positions of these."""
+        entries = self.entries_of(rows)
+        for entry in np.unique(entries).tolist():
+            if entry >= 0:
+                yield self._segments[entry], np.flatnonzero(entries == entry)
+
+    def payloads_of(self, rows: IndexArray) -> IndexArray:
+        """Return the object length of each row's segment; 0 where there is none."""
+        entries = self.entries_of(rows)
+        lengths = self._tables.segments["payload_bytes"][entries]
+        return np.where(entries >= 0, lengths, 0)
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(tuple(self._segments.values()))
 
-    def of_kind(self, kind: SlotKind) -> Sequence[Segment]:
+    def entry_of(self, segment: Segment) -> int:
+        """Return where a segment stands in the shared table."""
+        return self._entries[segment.number]
+
+    def of_kind(self, kind: SlotKind) -> list[Segment]:
         """Return the segments that give slots of a kind."""
-        return self._open.get(kind, ())
+        return self._offered(self._kinds.get(kind, []))
 
-    def of_other_kinds(self, kind: SlotKind) -> tuple[Segment, ...]:
+    def of_other_kinds(self, kind: SlotKind) -> list[Segment]:
         """Return the segments that give slots of other kinds."""
-        others = (segments for other, segments in self._open.items() if other != kind)
-        return tuple(segment for segments in others for segment in segments)
+        others = (entries for other, entries in self._kinds.items() if other != kind)
+        return [segment for entries in others for segment in self._offered(entries)]
 
-    def add(self, segment: Segment) -> None:
-        """Take slots from a segment from now on; a promise of it is kept with that."""
-        self._promised.pop(segment.number, None)
-        self._segments[segment.number] = segment
-        self._open.setdefault(segment.kind, []).append(segment)
+    def with_free_slots(self, kind: SlotKind) -> list[Segment]:
+        """Return the segments of a kind that have a free slot."""
+        table, entries = self._tables.segments, self._kinds.get(kind, [])
+        has_free = table["used"][entries] < table["slots"][entries]
+        return self._offered([entries[i] for i in np.flatnonzero(has_free).tolist()])
 
-    def retire(self, segment: Segment) -> None:
-        """Take no more slots from a segment."""
-        self._open[segment.kind].remove(segment)
+    def _offered(self, entries: list[int]) -> list[Segment]:
+        """Return the segments of entries that nobody is about to remove."""
+        is_retired = self._tables.segments["is_retired"][entries].tolist()
+        pairs = zip(entries, is_retired, strict=True)
+        return [self._segments[entry] for entry, is_gone in pairs if not is_gone]
+
+    def add(self, record: SegmentRecord) -> None:
+        """Let everybody take slots of a segment from now on."""
+        table = self._tables.segments
+        entry = self._entries.get(record.number)
+        if entry is None:
+            entry = int(np.flatnonzero(table["incarnation"] == 0)[0])
+        kind = record.kind
+        sizes = record.number, record.first_row, record.slots, record.file_bytes
+        cut = kind.payload_bytes, kind.ranges, record.incarnation
+        table[entry] = (*sizes, *cut, 0, 0, 0, 0, 0.0)
+        words = self._tables.words
+        words[Word.LAST_INCARNATION] = max(int(words[Word.LAST_INCARNATION]), record.incarnation)
+        self._change()
+
+    def retire(self, segment: Segment, *, is_retired: bool = True) -> None:
+        """Let nobody take slots of a segment, or let them again."""
+        if segment.number in self._entries:
+            self._tables.segments["is_retired"][self.entry_of(segment)] = is_retired
 
     def retire_empty(self, *, keep: int) -> list[Segment]:
         """Retire the segments without taken slots, but for some of each kind; return them."""
         found = []
-        for segments in self._open.values():
-            empty = [segment for segment in segments if not segment.used_slots]
+        for kind in self._kinds:
+            empty = [item for item in self.of_kind(kind) if not self.counted(item, "used")]
             found.extend(empty[keep:])
         for segment in found:
             self.retire(segment)
         return found
 
     def remove(self, segment: Segment) -> None:
-        """Forget a retired segment and what it costs."""
-        del self._segments[segment.number]
+        """Forget a segment and what it costs."""
+        if segment.number in self._entries:
+            self._tables.segments[self.entry_of(segment)] = (*(0,) * 11, 0.0)
+            self._change()
 
-    def take(self, kind: SlotKind, count: int) -> list[Taken]:
-        """Take up to so many free slots of a kind."""
-        found = []
-        for segment in self.of_kind(kind):
-            if count and segment.free_slots:
-                slots = segment.take(count)
-                found.append(Taken(segment=segment, slots=slots))
-                count -= len(slots)
-        return found
+    def _change(self) -> None:
+        self._tables.words[Word.SEGMENTS_VERSION] += np.uint64(1)
+        self.refresh()
+
+    def close(self) -> None:
+        """Unmap everything."""
+        for segment in self:
+            segment.close()
+
+    # ---- figures ------------------------------------------------------------------------------
+
+    def counted(self, segment: Segment, column: str) -> int:
+        """Return one of a segment's figures: used, objects, or busy."""
+        return int(self._tables.segments[column][self.entry_of(segment)])
+
+    def count(self, rows: IndexArray, **changes: int) -> None:
+        """Add to figures of the rows' segments, once for each row."""
+        entries = self.entries_of(rows)
+        for column, change in changes.items():
+            np.add.at(self._tables.segments[column], entries, change)
+
+    def count_ticks(self, rows: IndexArray, change: IndexArray) -> None:
+        """Add to the sum of the ticks of the rows' segments."""
+        ticks = self._tables.segments["ticks"]
+        np.add.at(ticks, self.entries_of(rows), change.astype(np.float64))
+
+    def mean_tick(self, segment: Segment) -> float:
+        """Return when the objects of a segment were used on average; 0 for none."""
+        count = self.counted(segment, "objects")
+        ticks = float(self._tables.segments["ticks"][self.entry_of(segment)])
+        return ticks / count if count else 0.0
 
     # ---- capacity -----------------------------------------------------------------------------
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the segment files, promised ones included."""
-        made = sum(segment.file_bytes for segment in self)
-        return made + sum(growth.file_bytes for growth in self._promised.values())
+        """Bytes of the segment files."""
+        return sum(segment.file_bytes for segment in self)
 
     @property
-    def _slots(self) -> int:
-        made = sum(segment.slots for segment in self)
-        return made + sum(growth.slots for growth in self._promised.values())
+    def end_row(self) -> int:
+        """The row behind the last one that a segment has."""
+        return int(self._ends.max())
+
+    def note_index_bytes(self, actual: int) -> None:
+        """Note what the index takes on disk: a database that has shrunk may not have given its pages back."""
+        self._catalog_bytes = max(0, actual - self._table_bytes(0))
+
+    def _table_bytes(self, rows: int) -> int:
+        return table_bytes(self._tables.config, max(rows, len(self._tables.rows)))
 
     @property
     def available(self) -> int:
         """Bytes that new segments may cost."""
-        index_bytes = BASE_BYTES + self._slots * SLOT_BYTES + self._excess_index_bytes
-        return self.capacity - self.file_bytes - index_bytes
+        slots = sum(segment.slots for segment in self)
+        catalog = max(BASE_BYTES + slots * SLOT_BYTES, self._catalog_bytes)
+        return self.capacity - self.file_bytes - catalog - self._table_bytes(0)
 
-    def note_index_bytes(self, actual: int) -> None:
-        """Note what the index takes on disk: a database that has shrunk may not have given its pages back."""
-        self._excess_index_bytes = max(0, actual - BASE_BYTES - self._slots * SLOT_BYTES)
-
-    def plan_growth(self, kind: SlotKind) -> Growth | None:
+    def plan_growth(self, kind: SlotKind) -> SegmentRecord | None:
         """Return the segment that could be made for a kind now; None where the capacity is used up."""
-        most = max(1, kind.slots_in(self._segment_size))
-        slots = min(most, (self.available - _PAGE) // (kind.slot_bytes + SLOT_BYTES))
-        if slots < 1:
+        if len(self._segments) >= self._tables.config.segment_limit:
             return None
-        return Growth(number=self._free_number(), kind=kind, slots=slots)
+        left = self.available
+        slots = min(
+            max(1, kind.slots_in(self._segment_size)),
+            (left - _PAGE) // (kind.slot_bytes + SLOT_BYTES + ROW_BYTES),
+        )
+        while slots > 0:
+            record = self._planned(kind, slots)
+            missing = record.cost + self._table_bytes(record.end_row) - self._table_bytes(0) - left
+            if missing <= 0:
+                return record
+            slots -= -(-missing // (kind.slot_bytes + SLOT_BYTES + ROW_BYTES))
+        return None
 
-    def _free_number(self) -> int:
+    def _planned(self, kind: SlotKind, slots: int) -> SegmentRecord:
         number = 1
-        while number in self._segments or number in self._promised:
+        while number in self._entries:
             number += 1
-        return number
+        return SegmentRecord(
+            number=number,
+            file_bytes=-(-slots * kind.slot_bytes // _PAGE) * _PAGE,
+            kind=kind,
+            slots=slots,
+            first_row=self._free_rows(slots, without=None),
+            incarnation=self.next_incarnation,
+        )
 
-    def promise(self, growth: Growth) -> None:
-        """Pay for a segment before it is made."""
-        self._promised[growth.number] = growth
+    @property
+    def next_incarnation(self) -> int:
+        """A number that no segment ever had."""
+        last = int(self._tables.words[Word.LAST_INCARNATION])
+        return max(
+            last + 1, time.time_ns() // 1000
+        )  # later than all before, though the tables were lost
 
-    def withdraw(self, growth: Growth) -> None:
-        """Take back a promise that was not kept."""
-        self._promised.pop(growth.number, None)
+    def _free_rows(self, count: int, *, without: Segment | None) -> int:
+        """Return the first of so many rows in a row that belong to no segment."""
+        first = 0
+        spans: Sequence[tuple[int, int]] = sorted(
+            (item.first_row, item.first_row + item.slots) for item in self if item is not without
+        )
+        for start, end in spans:
+            if start - first >= count:
+                break
+            first = end
+        return first
 
-    def slots_after_reuse(self, segment: Segment, kind: SlotKind) -> int:
-        """Return how many slots of a kind a segment could be cut into; 0 where a new file fits better."""
+    def recut(self, segment: Segment, kind: SlotKind) -> SegmentRecord | None:
+        """Return how an empty segment could be cut into slots of a kind; None where a new file fits better."""
         slots = kind.slots_in(segment.file_bytes)
         wasted = segment.file_bytes - slots * kind.slot_bytes
-        if wasted > segment.file_bytes // 8:
-            return 0
+        if not slots or wasted > segment.file_bytes // 8:
+            return None
+        record = SegmentRecord(
+            number=segment.number,
+            file_bytes=segment.file_bytes,
+            kind=kind,
+            slots=slots,
+            first_row=self._free_rows(slots, without=segment),
+            incarnation=self.next_incarnation,
+        )
         paid = self.available + segment.slots * SLOT_BYTES
-        return slots if slots * SLOT_BYTES <= paid else 0
+        needed = self._table_bytes(record.end_row) - self._table_bytes(0)
+        return record if slots * SLOT_BYTES + needed <= paid else None
 
     def largest_payload(self) -> int:
         """Return the bytes of the longest object with one range that an empty space could take."""
         overhead = SlotKind(payload_bytes=1, ranges=1).slot_bytes + SLOT_BYTES + BASE_BYTES + _PAGE
-        return self.capacity - overhead
+        return self.capacity - overhead - table_bytes(self._tables.config, 1)

@@ -1,7 +1,6 @@
-"""The state of an open store: its tables, the two locks, and the order in which things become visible.
+"""The state of an open store: its tables, its catalog, and the order in which things become visible.
 
-`lock` guards the tables and is held for table changes alone, never while bytes are copied or saved.
-`commit_lock` is held while the catalog is written; whoever needs both takes it first.
+Nothing is visible that the catalog does not name, and no slot is written again that it names.
 """
 
 from __future__ import annotations
@@ -9,24 +8,30 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
 from kvlinker.description import IndexArray
 from kvlinker.errors import StoreClosedError, StoreError, StoreTimeoutError
+from kvlinker_file.ages import Ages
 from kvlinker_file.catalog import Catalog, CatalogChange, SegmentRecord, place_of
 from kvlinker_file.directory import StoreDirectory
 from kvlinker_file.holds import HoldTable
 from kvlinker_file.index import ObjectIndex
+from kvlinker_file.marks import Marks
 from kvlinker_file.options import Durability, FileStoreOptions
+from kvlinker_file.recovery import clear_seats, make_again
+from kvlinker_file.seats import Seats
+from kvlinker_file.sections import Sections
 from kvlinker_file.segments import Segment, SlotBlock, SlotKind
 from kvlinker_file.space import SlabSpace, Taken
+from kvlinker_file.tables import SharedTables, Word
 
-__all__ = ["COUNTERS", "StoreState", "now_micros"]
+__all__ = ["COUNTERS", "StoreState"]
 
 COUNTERS = (
     "written",
@@ -51,7 +56,7 @@ _SAVE_USE_SECONDS = 30.0
 
 
 class StoreState:
-    """Everything that an open store knows."""
+    """Everything that one opener of a directory knows."""
 
     def __init__(
         self,
@@ -59,26 +64,80 @@ class StoreState:
         options: FileStoreOptions,
         directory: StoreDirectory,
         catalog: Catalog,
+        tables: SharedTables,
+        seats: Seats,
         clock: Callable[[], float],
     ) -> None:
-        """Make the state of a store without objects."""
+        """Make the state of an opener that has taken a seat."""
         self.options = options
         self.directory = directory
         self.catalog = catalog
-        self.index = ObjectIndex()
-        self.space = SlabSpace(capacity=options.capacity, segment_size=options.segment_size)
-        self.holds = HoldTable(self.index, clock)
+        self.tables = tables
+        self.seats = seats
+        self.space = SlabSpace(tables, directory, segment_size=options.segment_size)
+        self.marks = Marks(tables, self.space, seat=seats.own)
+        self.index = ObjectIndex(tables, self.space, self.marks)
+        self.ages = Ages(tables, self.space, self.index, self.marks, clock)
+        self.holds = HoldTable(self.marks, self.ages, clock)
+        self.sections = Sections(
+            tables,
+            directory,
+            refresh=self._refresh,
+            recover=self._recover,
+            sweep=self._sweep,
+        )
+        self.committing, self.changing = self.sections.committing, self.sections.changing
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self.lock = threading.Lock()
-        self.commit_lock = threading.Lock()
-        self._layouts: dict[bytes, int] = {}
-        self._idle = threading.Condition(self.lock)
+        self._idle = threading.Condition()
         self._calls = 0
         self._clock = clock
         self._use_saved_at = clock()
         self._closing = False
         self._closed = False
         self._owner = os.getpid()
+
+    def _refresh(self) -> None:
+        self.marks.fit()
+        self.space.refresh()
+
+    def _recover(self) -> None:
+        """Make the tables again; called within both locks."""
+        _log.warning("%s: an opener died while it changed the index", self.options.path)
+        living = self.seats.living_mask()
+        change = make_again(self.catalog, self.tables, self.space, self.index, living=living)
+        self.marks.fit()
+        try:
+            if change.removed or change.removed_segments:
+                self.save(change)
+            self.note_stamp()
+        except StoreError as error:  # it names what nobody finds: nothing depends on that
+            _log.warning("%s: %s", self.options.path, error)
+
+    def _sweep(self) -> None:
+        """Delete the files that no segment has."""
+        known = {segment.number for segment in self.space}
+        for number in self.directory.segment_numbers() - known:
+            self.directory.remove_segment(number)
+
+    # ---- openers ------------------------------------------------------------------------------
+
+    def take_part(self) -> None:
+        """Clear what dead openers left, the last one on this seat among them, and be one from now on."""
+        with self.committing(), self.changing():
+            words, own = self.tables.words, self.seats.own_mask
+            taken = int(words[Word.SEATS])
+            dead = self.seats.dead_mask(taken) | (taken & own)
+            if dead:
+                clear_seats(self.tables, self.space, self.index, dead)
+            words[Word.SEATS] |= np.uint64(own)
+
+    def clear_dead_seats(self) -> bool:
+        """Take back what dead openers held; return whether there was one. The caller is committing."""
+        dead = self.seats.dead_mask(int(self.tables.words[Word.SEATS]))
+        if dead:
+            with self.changing():
+                clear_seats(self.tables, self.space, self.index, dead)
+        return bool(dead)
 
     # ---- life time ----------------------------------------------------------------------------
 
@@ -89,107 +148,165 @@ class StoreState:
         Raises:
             StoreClosedError: it was closed, or opened by another process.
         """
-        with self.lock:
-            self.check_open()
+        self._check_process()
+        with self._idle:
+            if self._closing:
+                msg = f"file store {self.options.path}: was closed; open it again"
+                raise StoreClosedError(msg)
             self._calls += 1
         try:
             yield
         finally:
-            with self.lock:
-                self._calls -= 1
-                if not self._calls:
-                    self._idle.notify_all()
+            self._end_call()
 
-    def check_open(self) -> None:
-        """Raise StoreClosedError once the store is closed, or in a forked child."""
+    def _check_process(self) -> None:
         if os.getpid() != self._owner:
             msg = (
                 f"file store {self.options.path}: was opened by process {self._owner}, this is process "
-                f"{os.getpid()}; a fork does not take a store along, open another directory"
+                f"{os.getpid()}; a fork does not take a store along, open it again"
             )
             raise StoreClosedError(msg)
-        if self._closing:
-            msg = f"file store {self.options.path}: was closed; open it again"
-            raise StoreClosedError(msg)
+
+    @contextmanager
+    def letting_go(self) -> Iterator[bool]:
+        """Keep the store open for the length of a release; False where it is closed, or the parent's, already."""
+        if os.getpid() != self._owner:
+            yield False
+            return
+        with self._idle:
+            is_open = not self._closed
+            self._calls += is_open
+        try:
+            yield is_open
+        finally:
+            if is_open:
+                self._end_call()
+
+    def _end_call(self) -> None:
+        with self._idle:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.notify_all()
 
     def close(self) -> None:
-        """Wait for running calls, save what must be saved, give up the directory. Idempotent.
+        """Wait for running calls, save what must be saved, leave the directory. Idempotent.
 
         Raises:
-            StoreTimeoutError: calls still run; the directory stays locked, and closing again waits again.
+            StoreTimeoutError: calls still run; the store stays open, and closing again waits again.
         """
         if os.getpid() != self._owner:
             self.catalog.close()
             return
-        with self.lock:
+        with self._idle:
             self._closing = True
             if self._closed:
                 return
             if not self._idle.wait_for(lambda: not self._calls, self.options.close_seconds):
                 msg = (
                     f"file store {self.options.path}: {self._calls} calls still run after "
-                    f"{self.options.close_seconds} s; the directory stays locked"
+                    f"{self.options.close_seconds} s; it stays open"
                 )
                 raise StoreTimeoutError(msg)
             self._closed = True
-        self._save_at_close()
-        for segment in self.space:
-            segment.close()
-        self.catalog.close()
+        try:
+            with self.committing():
+                self._leave()
+        except (StoreError, OSError) as error:
+            _log.warning("%s: closed without saving everything: %s", self.options.path, error)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of everything at once; the next opener clears what is left."""
+        self.release()
         self.directory.close()
 
-    def _save_at_close(self) -> None:
+    def release(self) -> None:
+        """Unmap and close all but the directory."""
+        self.space.close()
+        self.catalog.close()
+        self.tables.close()
+
+    def _leave(self) -> None:
+        """Save everything, give up the seat, and as the last one leave tables that need no recovery."""
+        is_last = not self.seats.others()
+        self._save_at_close(keep=0 if is_last else 1)
+        with self.changing():
+            has_rest = bool(
+                len(self.index.leaving())
+            )  # could not be saved: for whoever clears the seat
+            clear_seats(self.tables, self.space, self.index, 0 if has_rest else self.seats.own_mask)
+            if is_last and self.tables.shrink(self.space.end_row):
+                self.index.fill_buckets()
+        self.catalog.close()
+        if is_last:
+            self.note_stamp()
+            self.tables.words[Word.CHECKSUM] = 0 if has_rest else self.tables.checksum()
+
+    def _save_at_close(self, *, keep: int) -> None:
         try:
-            self.save_removals()
-            while self.save_use():
+            self.commit()
+            while self._save_use():
                 pass
-            self.remove_empty_segments()
+            self.remove_empty_segments(keep=keep)
         except StoreError as error:
             # The catalog still names only what is whole; the order of use or some removals are lost.
             _log.warning("%s: closed without saving everything: %s", self.options.path, error)
 
     def count(self, event: str, number: int = 1) -> None:
-        """Count events; the caller does not hold the lock."""
-        with self.lock:
+        """Count events."""
+        with self._idle:
             self.counters[event] += number
 
-    # ---- layouts ------------------------------------------------------------------------------
+    # ---- saving -------------------------------------------------------------------------------
 
-    @property
-    def layouts(self) -> dict[int, bytes]:
-        """Fingerprints by layout number."""
-        return {number: fingerprint for fingerprint, number in self._layouts.items()}
+    def save(self, change: CatalogChange) -> None:
+        """Save a change of the catalog; the caller is committing.
 
-    def note_layouts(self, layouts: Mapping[int, bytes]) -> None:
-        """Take over the layouts that the catalog knows."""
-        self._layouts = {fingerprint: number for number, fingerprint in layouts.items()}
+        Raises:
+            StoreError: the catalog cannot be written; nothing of it was saved.
+        """
+        words = self.tables.words
+        number = int(words[Word.COMMITS]) + 1
+        self.catalog.apply(replace(change, facts=(*change.facts, ("commits", number))))
+        words[Word.COMMITS] = number
+        self.note_stamp()
 
-    def layout_id(self, fingerprint: bytes) -> int:
-        """Return the small number of a fingerprint; the caller holds the lock."""
-        number = self._layouts.get(fingerprint)
-        if number is None:
-            number = self._layouts[fingerprint] = 1 + max(self._layouts.values(), default=0)
-        return number
-
-    # ---- removing -----------------------------------------------------------------------------
+    def note_stamp(self) -> None:
+        """Note what the catalog's files look like, so that a change by anybody else is noticed at the next opening."""
+        self.tables.words[Word.STAMP] = self.directory.index_stamp()
 
     def places_of(self, rows: IndexArray) -> list[int]:
-        """Return the catalog's numbers of rows; the caller holds the lock."""
-        segments, slots = self.index.segments_of(rows).tolist(), self.index.slots_of(rows).tolist()
-        return [place_of(*pair) for pair in zip(segments, slots, strict=True)]
+        """Return the catalog's numbers of rows, in order; the caller is changing the tables."""
+        places = np.zeros(len(rows), dtype=np.int64)
+        for segment, positions in self.space.segments_of(rows):
+            places[positions] = place_of(segment.number, 0) + rows[positions] - segment.first_row
+        found: list[int] = places.tolist()
+        return found
 
-    def save_removals(self, *, blocking: bool = True) -> None:
+    def save_removals(self, *, keep: int | None = None) -> None:
         """Let the catalog forget what was removed, and the slots be written again.
+
+        Args:
+            keep: where given, delete the files without objects too, but for so many of each kind.
+
+        Raises:
+            StoreError: the catalog cannot be written; the slots and files stay.
+        """
+        with self.committing():
+            self.commit()
+            if keep is not None:
+                self.remove_empty_segments(keep=keep)
+
+    def save_removals_if_idle(self) -> None:
+        """Let the catalog forget what was removed, unless somebody writes it now and the next one will.
 
         Raises:
             StoreError: the catalog cannot be written; the slots stay taken.
         """
-        if not self.commit_lock.acquire(blocking=blocking):
-            return
-        try:
-            self.commit()
-        finally:
-            self.commit_lock.release()
+        with self.sections.trying_to_commit() as is_mine:
+            if is_mine:
+                self.commit()
 
     def commit(
         self,
@@ -199,54 +316,60 @@ class StoreState:
         segments: Sequence[SegmentRecord] = (),
         removed_segments: Sequence[int] = (),
     ) -> None:
-        """Save a change together with all removals; the caller holds the commit lock, and only that.
+        """Save a change together with all removals; the caller is committing, and changes no tables.
 
         Raises:
             StoreError: the catalog cannot be written; nothing of it was saved.
         """
-        with self.lock:
+        with self.changing():
             leaving = self.index.leaving()
             removed = self.places_of(leaving)
         if removed or added or segments or removed_segments:
-            change = CatalogChange(
-                removed=removed,
-                added=added,
-                layouts=layouts,
-                segments=segments,
-                removed_segments=removed_segments,
-                # From the first object on that is not synced, a restart of the machine leaves doubts.
-                facts=() if self.is_durable or not added else (("synced", 0),),
+            self.save(
+                CatalogChange(
+                    removed=removed,
+                    added=added,
+                    layouts=layouts,
+                    segments=segments,
+                    removed_segments=removed_segments,
+                    # From the first object on that is not synced, a restart of the machine leaves doubts.
+                    facts=() if self.is_durable or not added else (("synced", 0),),
+                )
             )
-            self.catalog.apply(change)
-        with self.lock:
+        with self.changing():
             self.index.forget(leaving)
-            self.settle()
-
-    def settle(self) -> None:
-        """Give free slots back to their segments; the caller holds the lock."""
-        segments, slots = self.index.settle()
-        for number in np.unique(segments).tolist():
-            self.space[number].give(slots[segments == number])
+            self.index.settle()
 
     def give_back(self, taken: Sequence[Taken]) -> None:
         """Give back slots that never held a visible object."""
-        with self.lock:
-            for part in taken:
-                part.segment.give(part.slots)
+        if taken:
+            with self.changing():
+                self.index.give(taken)
+
+    def truncate_log(self) -> None:
+        """Write the catalog's log back, so that it takes no room.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        with self.committing():
+            self.catalog.truncate_log()
+            self.note_stamp()
+
+    # ---- segments -----------------------------------------------------------------------------
 
     def remove_empty_segments(self, *, keep: int = 0) -> None:
-        """Delete the files of segments without objects, but for some of each kind that the next writes take.
+        """Delete the files of segments without objects, but for some of each kind; the caller is committing.
 
         Raises:
             StoreError: the catalog cannot be written; the segments stay.
         """
-        with self.commit_lock:
-            with self.lock:
-                empty = self.space.retire_empty(keep=keep)
-            self.delete_segments(empty)
+        with self.changing():
+            empty = self.space.retire_empty(keep=keep)
+        self.delete_segments(empty)
 
     def delete_segments(self, segments: Sequence[Segment]) -> None:
-        """Delete retired segments that nobody uses; the caller holds the commit lock, and only that.
+        """Delete retired segments that nobody uses; the caller is committing, and changes no tables.
 
         Raises:
             StoreError: the catalog cannot be written; the segments are as they were before they were retired.
@@ -254,56 +377,33 @@ class StoreState:
         try:
             self.commit(removed_segments=[segment.number for segment in segments])
         except StoreError:
-            with self.lock:
+            with self.changing():
                 for segment in segments:
-                    self.space.add(segment)
+                    self.space.retire(segment, is_retired=False)
             raise
         for segment in segments:
-            segment.close()
             self.directory.remove_segment(segment.number)
-        with self.lock:
+        with self.changing():
             for segment in segments:
                 self.space.remove(segment)
 
-    def remap(self, old: Segment, record: SegmentRecord) -> None:
-        """Cut a retired segment that nobody uses into slots of another kind; the caller holds the commit lock.
-
-        Raises:
-            OSError: its file cannot be opened; the segment is gone until the store is opened again.
-        """
-        old.close()
-        descriptor = self.directory.open_segment(record.number, record.file_bytes)
-        if descriptor is None:
-            msg = f"segment {record.number} is not the file that was made"
-            raise StoreError(msg)
-        segment = Segment(
-            number=record.number,
-            descriptor=descriptor,
-            file_bytes=record.file_bytes,
-            kind=record.kind,
-            slots=record.slots,
-        )
-        with self.lock:
-            self.space.add(segment)
-
     # ---- use ----------------------------------------------------------------------------------
 
-    def save_use(self) -> bool:
-        """Save some times of use; True while there are more.
+    def _save_use(self) -> bool:
+        """Save some times of use; True while there are more. The caller is committing.
 
         Raises:
             StoreError: the catalog cannot be written.
         """
-        with self.commit_lock:
-            with self.lock:
-                rows = self.index.unsaved_use(_USE_ROWS)
-                ticks = self.index.ticks_of(rows)
-                places = self.places_of(rows)
-            if not places:
-                return False
-            self.catalog.apply(CatalogChange(used=list(zip(ticks.tolist(), places, strict=True))))
-            with self.lock:
-                self.index.note_saved(rows, ticks)
+        with self.changing():
+            rows = self.ages.unsaved_use(_USE_ROWS)
+            ticks = self.ages.of(rows)
+            places = self.places_of(rows)
+        if not places:
+            return False
+        self.save(CatalogChange(used=list(zip(ticks.tolist(), places, strict=True))))
+        with self.changing():
+            self.ages.note_saved(rows, ticks)
         return len(places) == _USE_ROWS
 
     def save_use_sometimes(self) -> None:
@@ -312,43 +412,51 @@ class StoreState:
             return
         self._use_saved_at = self._clock()
         try:
-            self.save_use()
+            with self.committing():
+                self._save_use()
         except StoreError as error:
             _log.warning("%s: the order of use was not saved: %s", self.options.path, error)
 
     # ---- what sessions do ---------------------------------------------------------------------
 
     def blocks_of(self, rows: IndexArray) -> list[tuple[IndexArray, SlotBlock]]:
-        """Return the slots of pinned rows by kind, each with the positions among the rows."""
-        with self.lock:
-            numbers, slots = self.index.segments_of(rows), self.index.slots_of(rows)
-            segments = [self.space[number] for number in np.unique(numbers).tolist()]
+        """Return the slots of pinned rows by kind, each with the positions among the rows.
+
+        Rows of a segment whose file is gone are left out.
+        """
+        with self.changing():
+            parts = list(self.space.segments_of(rows))
         addresses = np.zeros(len(rows), dtype=np.int64)
         kinds: dict[SlotKind, list[int]] = {}
-        for segment in segments:
-            chosen = np.flatnonzero(numbers == segment.number)
-            addresses[chosen] = segment.addresses(slots[chosen])
+        for segment, chosen in parts:
+            try:
+                found = segment.addresses(rows[chosen] - segment.first_row)
+            except OSError as error:
+                _log.warning("%s: %s", self.options.path, error)
+                continue
+            addresses[chosen] = found
             kinds.setdefault(segment.kind, []).extend(chosen.tolist())
-        found = []
+        blocks = []
         for kind, positions in kinds.items():
             order = np.sort(np.array(positions, dtype=np.int64))
-            found.append((order, SlotBlock(kind=kind, addresses=addresses[order])))
-        return found
+            blocks.append((order, SlotBlock(kind=kind, addresses=addresses[order])))
+        return blocks
 
     def unpin(self, rows: IndexArray) -> None:
-        """Let go of rows that a session or a call kept."""
-        with self.lock:
-            self.index.unpin(rows)
-            self.settle()
+        """Let go of rows that a session or a call kept, if the store is still open."""
+        with self.letting_go() as is_open:
+            if is_open and len(rows):
+                with self.changing():
+                    self.index.free_unread(self.marks.unpin(rows))
 
     def drop_corrupt(self, rows: IndexArray) -> None:
         """Remove objects whose bytes are not right, if they are still there."""
-        with self.lock:
-            self.counters["corrupt"] += len(rows)
+        self.count("corrupt", len(rows))
+        with self.changing():
             self.index.remove(self.index.living(rows))
         _log.warning("%s: dropped %d corrupt objects", self.options.path, len(rows))
         try:
-            self.save_removals(blocking=False)
+            self.save_removals_if_idle()
         except StoreError as error:
             _log.warning("%s: %s", self.options.path, error)
 
@@ -356,16 +464,11 @@ class StoreState:
 
     def used_bytes(self) -> int:
         """Return the bytes on disk: all segment files, and the index."""
-        index_bytes = self.directory.index_bytes()
-        with self.lock:
-            return self.space.file_bytes + index_bytes
+        with self.changing():
+            file_bytes = self.space.file_bytes
+        return file_bytes + self.directory.index_bytes()
 
     @property
     def is_durable(self) -> bool:
         """Whether objects must be on the disk before they are visible."""
         return self.options.durability is Durability.DISK
-
-
-def now_micros() -> int:
-    """Return the microseconds that times of use are measured in."""
-    return time.time_ns() // 1000

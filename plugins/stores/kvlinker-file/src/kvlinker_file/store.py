@@ -22,6 +22,7 @@ from kvlinker.store import (
     WriteBatch,
     WriteStatus,
 )
+from kvlinker_file.catalog import layout_number
 from kvlinker_file.holds import FileHold
 from kvlinker_file.index import ABSENT
 from kvlinker_file.opening import open_state
@@ -37,7 +38,7 @@ _CLEAR_KEYS = 4096
 
 
 class FileStore(Store):
-    """Objects in slab files of one directory, owned by this process until it is closed."""
+    """Objects in slab files of one directory, which other stores may have open too."""
 
     def __init__(
         self, options: FileStoreOptions, *, clock: Callable[[], float] = time.monotonic
@@ -49,7 +50,8 @@ class FileStore(Store):
             clock: seconds, for the expiry of holds and whatever else is done from time to time.
 
         Raises:
-            StoreBusyError: another opener owns the directory; the message names its process.
+            StoreBusyError: another process has it open with another capacity or durability, or 64 have it open.
+            StoreTimeoutError: another process keeps its lock; the message names it.
             StoreFormatError: it is no store of this version.
             StoreFullError: the disk is full.
             StoreError: it cannot be read or written.
@@ -59,7 +61,7 @@ class FileStore(Store):
         self._finalizer = weakref.finalize(self, self._state.close)
         self._capabilities = StoreCapabilities(
             persistent=True,
-            shared=False,
+            shared=True,
             ranged_reads=True,
             atomic_batches=True,
             leases=True,
@@ -80,9 +82,14 @@ class FileStore(Store):
     # ---- looking ------------------------------------------------------------------------------
 
     def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
-        """See Store; a look into memory, no system call."""
-        with self._state.using(), self._state.lock:
-            return self._state.index.contains(keys)
+        """See Store; a look into memory, no system call unless the tables change at that moment."""
+        state = self._state
+        with state.using():
+            found = state.index.contains(keys)
+            if found is None:
+                with state.changing():
+                    found = tuple((state.index.find(keys) != ABSENT).tolist())
+        return found
 
     def hold(self, keys: Sequence[ObjectKey], *, seconds: float) -> Hold:
         """See Store.
@@ -94,25 +101,26 @@ class FileStore(Store):
             msg = f"a hold lasts a positive number of seconds, got {seconds}"
             raise ContractError(msg)
         state = self._state
-        with state.using(), state.lock:
+        with state.using(), state.changing():
             state.holds.expire()
             rows = state.index.find(keys)
             is_present = rows != ABSENT
-            state.index.touch(rows[is_present])
+            state.ages.touch(rows[is_present])
             number = state.holds.add(rows[is_present], seconds)
         return FileHold(tuple(is_present.tolist()), partial(self._release, number))
 
     def _release(self, number: int) -> None:
-        with self._state.lock:
-            self._state.holds.remove(number)
+        with self._state.letting_go() as is_open:
+            if is_open:
+                with self._state.changing():
+                    self._state.holds.remove(number)
 
     def stats(self) -> StoreStats:
         """See Store; the bytes are those of all files on the disk, reserved ones included."""
         state = self._state
         with state.using():
             used_bytes = state.used_bytes()
-            with state.lock:
-                objects, counters = len(state.index), dict(state.counters)
+            objects, counters = len(state.index), dict(state.counters)
         return StoreStats(
             objects=objects,
             used_bytes=used_bytes,
@@ -139,18 +147,19 @@ class FileStore(Store):
         """See Store."""
         _check_keys(request.keys)
         state = self._state
-        with state.using(), state.lock:
-            rows = state.index.find(request.keys)
-            fits = state.index.matches(
-                rows,
-                kinds=state.space.kinds_of_length(request.object_bytes),
-                layout=state.layout_id(request.fingerprint),
-            )
-            rows[~fits] = ABSENT
-            found = rows[fits]
-            state.counters["missed"] += len(rows) - len(found)
-            state.index.touch(found)
-            state.index.pin(found)
+        with state.using():
+            with state.changing():
+                rows = state.index.find(request.keys)
+                fits = state.index.matches(
+                    rows,
+                    payload_bytes=request.object_bytes,
+                    layout=layout_number(request.fingerprint),
+                )
+                rows[~fits] = ABSENT
+                found = rows[fits]
+                state.ages.touch(found)
+                state.marks.pin(found)
+            state.count("missed", len(rows) - len(found))
         return FileReadSession(state, request, rows, owner=self)
 
     # ---- removing -----------------------------------------------------------------------------
@@ -163,8 +172,7 @@ class FileStore(Store):
         """
         with self._state.using():
             removed = self._remove(keys)
-            self._state.save_removals()
-            self._state.remove_empty_segments(keep=1)
+            self._state.save_removals(keep=1)
         return removed
 
     def clear(self, namespace: bytes) -> int:
@@ -179,18 +187,18 @@ class FileStore(Store):
             raise ContractError(msg)
         count = 0
         with self._state.using():
-            with self._state.lock:
-                keys = self._state.index.keys()
+            with self._state.changing():
+                keys = self._state.index.keys_of(self._state.index.all_rows())
             keys = [key for key in keys if key.startswith(namespace)]
             for start in range(0, len(keys), _CLEAR_KEYS):
                 count += sum(self._remove(keys[start : start + _CLEAR_KEYS]))
                 self._state.save_removals()
-            self._state.remove_empty_segments(keep=1)
+            self._state.save_removals(keep=1)
         return count
 
     def _remove(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
         index = self._state.index
-        with self._state.lock:
+        with self._state.changing():
             rows = index.find(keys)
             index.remove(index.living(rows[rows != ABSENT]))
         return tuple((rows != ABSENT).tolist())
@@ -199,7 +207,7 @@ class FileStore(Store):
         """See Store.
 
         Raises:
-            StoreTimeoutError: calls still run after `close_seconds`; the directory stays locked.
+            StoreTimeoutError: calls still run after `close_seconds`; the store stays open.
         """
         self._state.close()
         self._finalizer.detach()

@@ -18,7 +18,7 @@ from kvlinker.device import DeviceAccess
 from kvlinker.errors import StoreError, StoreFullError
 from kvlinker.frames import FrameLayout, encode_headers
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
-from kvlinker_file.catalog import place_of
+from kvlinker_file.catalog import layout_number
 from kvlinker_file.index import ABSENT, NewObjects
 from kvlinker_file.room import find_room
 from kvlinker_file.segments import SlotBlock, SlotKind, checksum
@@ -103,7 +103,7 @@ def _look_up(state: StoreState, works: Sequence[_Work]) -> IndexArray:
     """Find what must be written; return the rows of the rest, which are kept from eviction meanwhile."""
     first: dict[ObjectKey, tuple[int, int]] = {}
     kept = [_NO_ROWS]
-    with state.lock:
+    with state.changing():
         for number, work in enumerate(works):
             if work.kind.payload_bytes > state.space.largest_payload():
                 continue  # it stays FAILED: no eviction could ever make room
@@ -120,8 +120,8 @@ def _look_up(state: StoreState, works: Sequence[_Work]) -> IndexArray:
             work.fresh = np.array(fresh, dtype=np.int64)
             kept.append(rows[stays])
         pinned = np.concatenate(kept)
-        state.index.pin(pinned)
-        state.index.touch(pinned)
+        state.marks.pin(pinned)
+        state.ages.touch(pinned)
     return pinned
 
 
@@ -132,8 +132,8 @@ def _stored(
     rows = state.index.find(keys)
     stays = state.index.matches(
         rows,
-        kinds=state.space.kinds_of_length(work.kind.payload_bytes),
-        layout=state.layout_id(work.batch.fingerprint),
+        payload_bytes=work.kind.payload_bytes,
+        layout=layout_number(work.batch.fingerprint),
     )
     return rows, stays
 
@@ -236,60 +236,57 @@ def _publish_if_allowed(
 
 
 def _publish(state: StoreState, works: Sequence[_Work]) -> None:
-    with state.commit_lock:
-        with state.lock:
+    with state.committing():
+        with state.changing():
             new = [_new_objects(state, work) for work in works]
+            saved = _saved_rows(state, new)
         # From here on the slots are no longer given back, whatever interrupts: they may be in the catalog.
         taken = [work.taken for work in works]
         for work, item in zip(works, new, strict=True):
             work.taken = _unused(work.taken, item)
         try:
-            state.commit(added=_rows_of(new), layouts=_layouts_of(state, works))
+            state.commit(added=saved, layouts=_layouts_of(works))
         except StoreError:
             for work, all_of_it in zip(works, taken, strict=True):
                 work.taken = all_of_it
             raise
-        with state.lock:
+        with state.changing():
             for item in new:
                 state.index.add(item)
-                state.counters["written"] += len(item.keys)
+    state.count("written", sum(len(item.keys) for item in new))
 
 
-def _rows_of(new: Sequence[NewObjects]) -> list[tuple[int, int, int, ObjectKey]]:
+def _saved_rows(
+    state: StoreState, new: Sequence[NewObjects]
+) -> list[tuple[int, int, int, ObjectKey]]:
     """Return what the catalog must know of the objects."""
     rows: list[tuple[int, int, int, ObjectKey]] = []
     for item in new:
-        places = map(place_of, item.segments.tolist(), item.slots.tolist())
+        places = state.places_of(item.rows)
         rows.extend(zip(places, item.layouts.tolist(), item.ticks.tolist(), item.keys, strict=True))
     return rows
 
 
-def _layouts_of(state: StoreState, works: Sequence[_Work]) -> list[tuple[int, bytes]]:
+def _layouts_of(works: Sequence[_Work]) -> list[tuple[int, bytes]]:
     fingerprints = {work.batch.fingerprint for work in works}
-    with state.lock:
-        return sorted((state.layout_id(fingerprint), fingerprint) for fingerprint in fingerprints)
+    return sorted((layout_number(fingerprint), fingerprint) for fingerprint in fingerprints)
 
 
 def _new_objects(state: StoreState, work: _Work) -> NewObjects:
     """Return what becomes visible: all but what another writer stored meanwhile, instead of what does not fit."""
     keys = work.fresh_keys
     rows, stays = _stored(state, work, keys)
-    state.index.remove(rows[(rows != ABSENT) & ~stays])
-    segments = np.concatenate(
-        [np.full(len(taken.slots), taken.segment.number) for taken in work.taken]
-    )
-    slots = np.concatenate([taken.slots for taken in work.taken])
+    state.index.remove(state.index.living(rows[(rows != ABSENT) & ~stays]))
+    slots = np.concatenate([taken.rows for taken in work.taken])
     for position, exists in zip(work.fresh.tolist(), stays.tolist(), strict=True):
         work.statuses[position] = WriteStatus.EXISTS if exists else WriteStatus.WRITTEN
     wins = ~stays
     count = int(wins.sum())
     return NewObjects(
         keys=[key for key, is_new in zip(keys, wins.tolist(), strict=True) if is_new],
-        segments=segments[wins],
-        slots=slots[wins],
-        kinds=np.full(count, state.space.kind_id(work.kind)),
-        layouts=np.full(count, state.layout_id(work.batch.fingerprint)),
-        ticks=state.index.next_ticks(count),
+        rows=slots[wins],
+        layouts=np.full(count, layout_number(work.batch.fingerprint)),
+        ticks=state.ages.next_ticks(count),
     )
 
 
@@ -297,8 +294,7 @@ def _unused(taken: Sequence[Taken], item: NewObjects) -> list[Taken]:
     """Return the slots that do not become objects."""
     left = []
     for part in taken:
-        used = item.slots[item.segments == part.segment.number]
-        rest = np.setdiff1d(part.slots, used)
+        rest = part.slots[~np.isin(part.rows, item.rows)]
         if len(rest):
             left.append(Taken(segment=part.segment, slots=rest))
     return left

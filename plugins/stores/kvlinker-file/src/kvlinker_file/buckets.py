@@ -1,0 +1,130 @@
+"""Buckets find the row of a key: open addressing with linear probing, whole batches at a time.
+
+A bucket is 0 where it was never used, -1 where its row went, and otherwise the row's number plus one.
+Whatever the buckets hold, a row that is found lies within the table and has the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlinker.description import IndexArray
+from kvlinker.errors import StoreError
+from kvlinker.keys import OBJECT_KEY_BYTES
+
+__all__ = [
+    "ABSENT",
+    "KEY_WORDS",
+    "bucket_count",
+    "find_rows",
+    "insert_rows",
+    "key_words",
+    "remove_rows",
+]
+
+ABSENT = -1
+KEY_WORDS = OBJECT_KEY_BYTES // 8
+
+_MIN_BUCKETS = 1024
+_PROBES = 512
+"""Buckets that are looked at for one key: at most half of them are in use, and hashes are even."""
+_EMPTY, _GONE = 0, -1
+_FACTORS = np.array(
+    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93],
+    dtype=np.uint64,
+)
+_SHIFT = np.uint64(32)
+
+Keys = NDArray[np.uint64]
+"""[keys, 4]"""
+
+
+def bucket_count(rows: int) -> int:
+    """Return how many buckets so many rows need: a power of two, at least twice as many."""
+    return max(_MIN_BUCKETS, 1 << (2 * rows - 1).bit_length()) if rows else _MIN_BUCKETS
+
+
+def key_words(keys: Sequence[bytes]) -> Keys:
+    """Return keys of the right length as words."""
+    return np.frombuffer(b"".join(keys), dtype="<u8").reshape(len(keys), KEY_WORDS)
+
+
+def _hashes(keys: Keys) -> NDArray[np.uint64]:
+    mixed = (keys * _FACTORS).sum(axis=1, dtype=np.uint64)
+    mixed ^= mixed >> _SHIFT
+    mixed *= _FACTORS[0]
+    return np.asarray(mixed ^ (mixed >> _SHIFT), dtype=np.uint64)
+
+
+def _starts(buckets: NDArray[np.int32], keys: Keys) -> IndexArray:
+    return (_hashes(keys) & np.uint64(len(buckets) - 1)).astype(np.int64)
+
+
+def find_rows(buckets: NDArray[np.int32], table: Keys, keys: Keys) -> IndexArray:
+    """Return the row of each key; ABSENT where there is none.
+
+    Args:
+        buckets: where to look.
+        table: [rows, 4] the key of each row.
+        keys: what to look for.
+    """
+    found = np.full(len(keys), ABSENT, dtype=np.int64)
+    left, at, limit = np.arange(len(keys)), _starts(buckets, keys), len(buckets) - 1
+    for _ in range(_PROBES):
+        rows = buckets[at].astype(np.int64) - 1
+        goes_on = rows != _EMPTY - 1
+        at_row = np.flatnonzero((rows >= 0) & (rows < len(table)))
+        same = np.all(table[rows[at_row]] == keys[left[at_row]], axis=1)
+        hits = at_row[same]
+        found[left[hits]] = rows[hits]
+        goes_on[hits] = False
+        if not goes_on.any():
+            break
+        left, at = left[goes_on], (at[goes_on] + 1) & limit
+    return found
+
+
+def insert_rows(buckets: NDArray[np.int32], keys: Keys, rows: IndexArray) -> int:
+    """Enter rows under keys that find nothing yet, each once; return how many unused buckets that took.
+
+    Raises:
+        StoreError: the buckets are too full.
+    """
+    at, limit, used = _starts(buckets, keys), len(buckets) - 1, 0
+    for _ in range(_PROBES):
+        if not len(rows):
+            return used
+        before = buckets[at]
+        tried = np.flatnonzero(before <= _EMPTY)
+        buckets[at[tried]] = rows[tried] + 1
+        won = tried[buckets[at[tried]] == rows[tried] + 1]  # several may have tried the same one
+        used += int(np.count_nonzero(before[won] == _EMPTY))
+        lost = np.ones(len(rows), dtype=np.bool_)
+        lost[won] = False
+        rows, at = rows[lost], (at[lost] + 1) & limit
+    if len(rows):
+        msg = f"the index has no bucket left for {len(rows)} objects"
+        raise StoreError(msg)
+    return used
+
+
+def remove_rows(buckets: NDArray[np.int32], keys: Keys, rows: IndexArray) -> int:
+    """Let keys find rows no longer; return how many buckets are unused again."""
+    at, limit = _starts(buckets, keys), len(buckets) - 1
+    freed = 0
+    for _ in range(_PROBES):
+        if not len(rows):
+            break
+        entries = buckets[at]
+        hits = at[entries == rows + 1]
+        buckets[hits] = _GONE
+        # Nobody looks past an unused bucket, so that one before it need not be kept.
+        ends = hits[buckets[(hits + 1) & limit] == _EMPTY]
+        buckets[ends] = _EMPTY
+        freed += len(ends)
+        goes_on = (entries != rows + 1) & (entries != _EMPTY)
+        rows, at = rows[goes_on], (at[goes_on] + 1) & limit
+    return freed

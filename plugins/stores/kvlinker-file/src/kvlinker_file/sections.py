@@ -1,0 +1,175 @@
+"""Sections are the two locks and what they promise: whoever enters one finds tables that are whole.
+
+`committing` is held while the catalog is written, segments are made and openers come and go; `changing` is
+held while the shared tables change, never while bytes are copied or the catalog is written. Whoever needs
+both takes `committing` first. A mark is set for the length of each: if a holder dies in the middle, the next
+one finds it, and makes the tables again from the catalog before anybody reads them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from kvlinker.errors import KVLinkerError, StoreError
+from kvlinker_file.directory import StoreDirectory
+from kvlinker_file.tables import DamagedTablesError, SharedTables, Word
+
+__all__ = ["Sections"]
+
+_ONE = np.uint64(1)
+_REPAIRS = 8
+
+
+class Sections:
+    """Both locks of one opener of a directory."""
+
+    def __init__(
+        self,
+        tables: SharedTables,
+        directory: StoreDirectory,
+        *,
+        refresh: Callable[[], None],
+        recover: Callable[[], None],
+        sweep: Callable[[], None],
+    ) -> None:
+        """Make sections of tables that are mapped.
+
+        Args:
+            tables: with the marks.
+            directory: with the locks.
+            refresh: takes over what other openers changed; raises DamagedTablesError where it makes no sense.
+            recover: makes the tables again; called within both locks.
+            sweep: deletes files that a dead opener was about to make or to delete; called after `recover`.
+        """
+        self._tables = tables
+        self._directory = directory
+        self._refresh = refresh
+        self._recover = recover
+        self._sweep = sweep
+        self._commit = directory.commit_lock
+        self._change = directory.tables_lock(self._describe)
+
+    def _describe(self) -> str:
+        holder = int(self._tables.words[Word.TABLES_HOLDER])
+        return f"file store {self._directory.path}: process {holder} has been changing its tables"
+
+    # ---- commit -------------------------------------------------------------------------------
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Keep everybody else from writing the catalog, from opening and from closing.
+
+        Raises:
+            StoreTimeoutError: another process keeps the lock; the message names it.
+            StoreError: the tables had to be made again, and the catalog cannot be read.
+        """
+        self._commit.acquire()
+        with self._committed():
+            yield
+
+    @contextmanager
+    def trying_to_commit(self) -> Iterator[bool]:
+        """Do what `committing` does if nobody else does it now; give whether that is so."""
+        if not self._commit.try_acquire():
+            yield False
+            return
+        with self._committed():
+            yield True
+
+    @contextmanager
+    def _committed(self) -> Iterator[None]:
+        try:
+            self._directory.note_commit()
+            if self._is_odd(Word.COMMIT_MARK):
+                self._make_again()
+            with self._marked(Word.COMMIT_MARK):
+                yield
+        finally:
+            self._commit.release()
+
+    # ---- tables -------------------------------------------------------------------------------
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep everybody else from changing and from looking at the tables.
+
+        Raises:
+            StoreTimeoutError: another process keeps the lock; the message names it.
+            StoreError: the tables had to be made again, and the catalog cannot be read.
+        """
+        self._change.acquire()
+        try:
+            for _ in range(_REPAIRS):
+                if self._is_sound():
+                    break
+                self._repair()
+            else:
+                msg = f"file store {self._directory.path}: its shared tables are damaged again and again"
+                raise StoreError(msg)
+            self._tables.words[Word.TABLES_HOLDER] = os.getpid()
+            with self._marked(Word.TABLES_MARK):
+                yield
+        finally:
+            if self._change.is_mine:
+                self._change.release()
+
+    def _is_sound(self) -> bool:
+        """Whether nobody died while changing the tables; what others changed is taken over with that."""
+        if self._is_odd(Word.TABLES_MARK):
+            return False
+        try:
+            if not self._tables.is_current:
+                self._tables.map_anew()
+            self._refresh()
+        except DamagedTablesError:
+            return False
+        return True
+
+    def _repair(self) -> None:
+        """Make the tables again; the lock of the tables is held before and after, and may go meanwhile."""
+        if self._commit.is_mine:
+            self._recover_marked()
+            return
+        self._change.release()
+        self._commit.acquire()
+        try:
+            self._directory.note_commit()
+            self._make_again()
+        finally:
+            self._commit.release()
+        self._change.acquire()
+
+    def _make_again(self) -> None:
+        self._change.acquire()
+        try:
+            if self._is_odd(Word.COMMIT_MARK) or not self._is_sound():
+                self._recover_marked()
+                self._sweep()
+                self._tables.words[Word.COMMIT_MARK] += _ONE & self._tables.words[Word.COMMIT_MARK]
+        finally:
+            self._change.release()
+
+    def _recover_marked(self) -> None:
+        self._tables.words[Word.TABLES_MARK] |= _ONE
+        self._recover()
+        self._tables.words[Word.TABLES_MARK] += _ONE
+
+    # ---- marks --------------------------------------------------------------------------------
+
+    def _is_odd(self, word: Word) -> bool:
+        return bool(int(self._tables.words[word]) % 2)
+
+    @contextmanager
+    def _marked(self, word: Word) -> Iterator[None]:
+        """Set a mark, and take it back unless the section ends in a way that nobody foresaw."""
+        self._tables.words[word] |= _ONE
+        try:
+            yield
+        except (KVLinkerError, OSError):
+            self._tables.words[word] += _ONE
+            raise
+        self._tables.words[word] += _ONE
