@@ -257,6 +257,21 @@ def test_b33_another_value_format_finds_nothing(
     assert result.cached_tokens == 0
 
 
+@pytest.mark.parametrize("model_type", TINY_MODEL_TYPES)
+def test_a_tiny_model_is_the_same_whatever_random_numbers_were_drawn_before(
+    model_type: str,
+) -> None:
+    versions = set()
+
+    for drawn in (0, 3):
+        torch.randn(drawn)
+        before = torch.get_rng_state()
+        versions.add(weights_version(tiny_model(model_type)))
+        assert torch.equal(torch.get_rng_state(), before)
+
+    assert len(versions) == 1
+
+
 def test_a_weights_version_depends_on_weights_and_configuration_alone() -> None:
     model, same = tiny_model("deepseek_v4"), tiny_model("deepseek_v4")
     versions = {weights_version(model), weights_version(same)}

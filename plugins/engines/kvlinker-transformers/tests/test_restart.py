@@ -60,7 +60,7 @@ CASES: Mapping[str, Case] = {
     "mha_head_major_fp8": Case("llama", 16, FEW_OF_16, {**HEAD_MAJOR, **FP8}),
     # A window of 40 in three pages, and one of 128 in eight.
     "swa_bf16": Case("gemma3_text", 16, PAGES_OF_16),
-    "swa_window_within_a_page": Case("gemma3_text", 64, PAGES_OF_64),
+    "swa_window_within_a_page": Case("gemma3_text", 64, FEW_OF_64),
     "swa_whole_pages_head_major_fp8": Case("gpt_oss", 16, PAGES_OF_16, {**HEAD_MAJOR, **FP8}),
     "mla_bf16": Case("deepseek_v3", 64, PAGES_OF_64),
     "mla_fp8": Case("deepseek_v3", 64, FEW_OF_64, FP8),

@@ -46,6 +46,7 @@ _GEMMA3: _Options = {
 _GPT_OSS: _Options = {
     **_COMMON,
     "num_attention_heads": 16,
+    "max_position_embeddings": 131_072,
     "intermediate_size": 32,
     "num_hidden_layers": 4,
     "num_key_value_heads": 8,
@@ -136,8 +137,9 @@ def tiny_model(
         msg = f"no tiny model of type {model_type!r}; choose one of {', '.join(TINY_MODEL_TYPES)}"
         raise ContractError(msg)
     config = AutoConfig.for_model(model_type, **{**_OPTIONS[model_type], **(overrides or {})})
-    # The initial weights are replaced below; the caller's random state is left as it was.
+    # Most of the initial weights are replaced below; the caller's random state is left as it was.
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         model: object = AutoModelForCausalLM.from_config(
             config, attn_implementation="eager", dtype=dtype or torch.bfloat16
         )
