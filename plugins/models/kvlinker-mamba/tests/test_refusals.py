@@ -122,6 +122,12 @@ def test_states_of_drafts_are_refused() -> None:
         kvlinker_mamba.match_kv_cache(replace(cache, buffers=buffers))
 
 
+@pytest.mark.parametrize("count", [-1, 1 << 40])
+def test_a_number_of_convolutions_that_no_layer_has_is_refused_at_once(count: int) -> None:
+    with pytest.raises(ContractError, match=f"conv_states must be 0 to 64, got {count}"):
+        kvlinker_mamba.match_kv_cache(with_facts(described(Hybrid()), conv_states=count))
+
+
 def test_a_window_of_no_token_is_refused() -> None:
     with pytest.raises(ContractError, match="conv_window must be at least 1 token, got 0"):
         kvlinker_mamba.match_kv_cache(with_facts(described(Hybrid()), conv_window=0))
@@ -145,14 +151,16 @@ def test_forms_that_nobody_laid_out_are_refused(facts: dict[str, Fact], message:
 @pytest.mark.parametrize(
     ("role", "row_bytes", "values"),
     [
-        ("ssm_state", 30, "values in fp32 of 4 B"),
-        ("conv_state_0", 10, "windows of 3 values in bf16 of 6 B"),
+        ("ssm_state", 30, "4 B, for values in fp32"),
+        ("conv_state_0", 10, "6 B, for windows of 3 values in bf16"),
     ],
 )
 def test_rows_that_are_no_whole_values_are_refused(role: str, row_bytes: int, values: str) -> None:
     cache = halved(described(Hybrid()), role, row_bytes)
 
-    with pytest.raises(ContractError, match=f"rows of {row_bytes} B, which are no {values}"):
+    with pytest.raises(
+        ContractError, match=f"rows of {row_bytes} B, which is no multiple of {values}"
+    ):
         kvlinker_mamba.match_kv_cache(cache)
 
 
@@ -166,7 +174,9 @@ def test_a_latent_that_is_not_whole_is_refused() -> None:
 def test_a_head_major_row_that_is_no_page_is_refused() -> None:
     cache = with_facts(halved(described(Hybrid()), "k", 9), kv_layout="head_major")
 
-    with pytest.raises(ContractError, match=r"'k\[0\]' has rows of 9 B, which are no pages"):
+    with pytest.raises(
+        ContractError, match=r"'k\[0\]' has rows of 9 B, which is no multiple of 16 B, for pages"
+    ):
         kvlinker_mamba.match_kv_cache(cache)
 
 

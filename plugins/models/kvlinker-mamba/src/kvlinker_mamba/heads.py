@@ -8,12 +8,13 @@ from types import MappingProxyType
 from kvlinker.description import KVCacheDescription
 from kvlinker.errors import ContractError
 from kvlinker.layouts import integer_fact, text_fact
+from kvlinker.pools import KV
 from kvlinker_mamba.layers import FAMILY, layers_in
 from kvlinker_mamba.parts import (
     Kept,
     Part,
     draft_roles,
-    require_whole_values,
+    require_whole_pages,
     role_part,
     spans_of_roles,
 )
@@ -37,39 +38,46 @@ HEAD_BYTES: Mapping[str, int] = MappingProxyType(
 class Heads(Kept):
     """K and V that are addressed from one logical pool, with their scales and drafts."""
 
-    def __init__(self, pool: str, prefix: str = "") -> None:
-        """Name the logical pool, and what its roles and its own facts begin with."""
+    def __init__(self, description: KVCacheDescription, pool: str, prefix: str = "") -> None:
+        """Read the form from a description.
+
+        Args:
+            description: the cache.
+            pool: logical pool.
+            prefix: what the roles and the own facts of these layers begin with.
+        """
+        super().__init__(description)
         self._pool = pool
         self._prefix = prefix
         self._values = (f"{prefix}k", f"{prefix}v")
         self._scales = (f"{prefix}k_scale", f"{prefix}v_scale")
 
-    def facts(self, description: KVCacheDescription) -> tuple[str, ...]:  # noqa: ARG002
+    def facts(self) -> tuple[str, ...]:
         """See Kept."""
         names = ("kv_layout", "kv_format", "kv_scaled")
         return (*names, *(f"{self._prefix}{name}" for name in names if self._prefix))
 
-    def required_roles(self, description: KVCacheDescription) -> tuple[str, ...]:
+    def required_roles(self) -> tuple[str, ...]:
         """See Kept."""
-        if not layers_in(description, self._pool):
+        if not layers_in(self._description, self._pool):
             return ()
-        return (*self._values, *self._scales) if self._is_scaled(description) else self._values
+        return (*self._values, *self._scales) if self._is_scaled() else self._values
 
-    def known_roles(self, description: KVCacheDescription) -> tuple[str, ...]:  # noqa: ARG002
+    def known_roles(self) -> tuple[str, ...]:
         """See Kept."""
         roles = (*self._values, *self._scales)
         return (*roles, *draft_roles(roles))
 
-    def parts(self, description: KVCacheDescription) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """See Kept."""
-        layers, drafts = layers_in(description, self._pool), self.draft_layers(description)
-        layout = text_fact(description, self._fact(description, "kv_layout"), known=ROWS_ARE_PAGES)
-        value_format = text_fact(description, self._fact(description, "kv_format"))
+        layers, drafts = layers_in(self._description, self._pool), self.draft_layers()
+        layout = text_fact(self._description, self._fact("kv_layout"), known=ROWS_ARE_PAGES)
+        value_format = text_fact(self._description, self._fact("kv_format"))
         if ROWS_ARE_PAGES[layout]:
-            spans = spans_of_roles(description, (*self._values, *draft_roles(self._values)))
-            require_whole_values(spans, description.page_size, "pages of slots, at least")
+            spans = spans_of_roles(self._description, (*self._values, *draft_roles(self._values)))
+            require_whole_pages(self._description, spans)
         values = role_part(
-            description,
+            self._description,
             self._values,
             name=self._pool,
             pool=self._pool,
@@ -78,11 +86,11 @@ class Heads(Kept):
             rows_are_pages=ROWS_ARE_PAGES[layout],
             value_format=value_format,
         )
-        if not self._is_scaled(description):
-            self._refuse_scales(description)
+        if not self._is_scaled():
+            self._refuse_scales()
             return (values,)
         scales = role_part(
-            description,
+            self._description,
             self._scales,
             name=f"{self._pool}_scale",
             pool=self._pool,
@@ -94,22 +102,22 @@ class Heads(Kept):
         )
         return values, scales
 
-    def _refuse_scales(self, description: KVCacheDescription) -> None:
+    def _refuse_scales(self) -> None:
         roles = (*self._scales, *draft_roles(self._scales))
-        if given := [role for role in roles if description.buffers.get(role)]:
+        if given := [role for role in roles if self._description.buffers.get(role)]:
             msg = (
                 f"family {FAMILY!r}: the values are said to need no scales, but {given} are described; "
-                f"state {self._fact(description, 'kv_scaled')} as 1"
+                f"state {self._fact('kv_scaled')} as 1"
             )
             raise ContractError(msg)
 
-    def _is_scaled(self, description: KVCacheDescription) -> bool:
-        return integer_fact(description, self._fact(description, "kv_scaled"), known=(0, 1)) == 1
+    def _is_scaled(self) -> bool:
+        return integer_fact(self._description, self._fact("kv_scaled"), known=(0, 1)) == 1
 
-    def _fact(self, description: KVCacheDescription, name: str) -> str:
+    def _fact(self, name: str) -> str:
         """Return the name under which a fact is stated for these layers: their own one, or that of all."""
         own = f"{self._prefix}{name}"
-        return own if own in description.facts else name
+        return own if own in self._description.facts else name
 
 
 class DraftHeads(Kept):
@@ -118,39 +126,35 @@ class DraftHeads(Kept):
     _VALUES = ("draft_k", "draft_v")
     _FACTS = ("draft_kv_layout", "draft_kv_format")
 
-    def __init__(self, pool: str) -> None:
-        """Name the logical pool."""
-        self._pool = pool
-
-    def facts(self, description: KVCacheDescription) -> tuple[str, ...]:  # noqa: ARG002
+    def facts(self) -> tuple[str, ...]:
         """See Kept."""
         return self._FACTS
 
-    def required_roles(self, description: KVCacheDescription) -> tuple[str, ...]:  # noqa: ARG002
+    def required_roles(self) -> tuple[str, ...]:
         """See Kept."""
         return ()
 
-    def known_roles(self, description: KVCacheDescription) -> tuple[str, ...]:  # noqa: ARG002
+    def known_roles(self) -> tuple[str, ...]:
         """See Kept."""
         return self._VALUES
 
-    def parts(self, description: KVCacheDescription) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """See Kept."""
-        drafts = self.draft_layers(description)
+        drafts = self.draft_layers()
         if not drafts:
             return ()
-        layout = text_fact(description, "draft_kv_layout", known=ROWS_ARE_PAGES)
+        layout = text_fact(self._description, "draft_kv_layout", known=ROWS_ARE_PAGES)
         if ROWS_ARE_PAGES[layout]:
-            spans = spans_of_roles(description, self._VALUES)
-            require_whole_values(spans, description.page_size, "pages of slots, at least")
+            spans = spans_of_roles(self._description, self._VALUES)
+            require_whole_pages(self._description, spans)
         part = role_part(
-            description,
+            self._description,
             ("k", "v"),
             name="draft",
-            pool=self._pool,
+            pool=KV,
             layers=(),
             drafts=drafts,
             rows_are_pages=ROWS_ARE_PAGES[layout],
-            value_format=text_fact(description, "draft_kv_format"),
+            value_format=text_fact(self._description, "draft_kv_format"),
         )
         return (part,)

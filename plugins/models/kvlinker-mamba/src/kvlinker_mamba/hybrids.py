@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from kvlinker.description import KVCacheDescription
@@ -26,12 +26,12 @@ __all__ = ["KV_FAMILY", "PAGES", "checked_parts", "omitted"]
 
 KV_FAMILY = "kv_family"
 """Fact: the kind of pages beside the states, by the name of the family that keeps them alone."""
-PAGES: Mapping[str, tuple[Kept, ...]] = MappingProxyType(
+PAGES: Mapping[str, Callable[[KVCacheDescription], tuple[Kept, ...]]] = MappingProxyType(
     {
-        "mha": (Heads(KV),),
-        "swa": (Heads(KV), Heads(SWA, prefix="swa_")),
-        "mla": (Latent(), DraftHeads(KV)),
-        "dsa": (SparseLatent(), DraftHeads(KV)),
+        "mha": lambda cache: (Heads(cache, KV),),
+        "swa": lambda cache: (Heads(cache, KV), Heads(cache, SWA, prefix="swa_")),
+        "mla": lambda cache: (Latent(cache), DraftHeads(cache)),
+        "dsa": lambda cache: (SparseLatent(cache), DraftHeads(cache)),
     }
 )
 """Kinds of pages that states are laid out beside."""
@@ -45,30 +45,27 @@ def checked_parts(description: KVCacheDescription) -> tuple[Part, ...]:
         UnsupportedKVCacheError: a kind of layer, a role, a fact or a logical pool is not laid out here.
     """
     kept = _kept(description)
-    require_facts(
-        description, known=[KV_FAMILY, *(name for part in kept for name in part.facts(description))]
-    )
+    require_facts(description, known=[KV_FAMILY, *(name for part in kept for name in part.facts())])
     _check_pools(description)
     require_roles(
         description,
-        required=[role for part in kept for role in part.required_roles(description)],
-        optional=[role for part in kept for role in part.known_roles(description)],
+        required=[role for part in kept for role in part.required_roles()],
+        optional=[role for part in kept for role in part.known_roles()],
     )
     _check_drafts(description, kept)
-    return tuple(pool for part in kept for pool in part.parts(description))
+    return tuple(pool for part in kept for pool in part.parts())
 
 
 def omitted(description: KVCacheDescription) -> dict[str, str]:
     """Return why each buffer that is not moved is not needed, by label."""
     return {
-        label: reason
-        for part in _kept(description)
-        for label, reason in part.omitted(description).items()
+        label: reason for part in _kept(description) for label, reason in part.omitted().items()
     }
 
 
 def _kept(description: KVCacheDescription) -> tuple[Kept, ...]:
-    return (*PAGES[text_fact(description, KV_FAMILY, known=PAGES)], States())
+    pages = PAGES[text_fact(description, KV_FAMILY, known=PAGES)]
+    return (*pages(description), States(description))
 
 
 def _check_pools(description: KVCacheDescription) -> None:
@@ -87,7 +84,7 @@ def _check_pools(description: KVCacheDescription) -> None:
 
 def _check_drafts(description: KVCacheDescription, kept: tuple[Kept, ...]) -> None:
     """Refuse drafts that are stated and not described, or that find no layer to ride on."""
-    described = sum(part.draft_layers(description) for part in kept)
+    described = sum(part.draft_layers() for part in kept)
     layers, stated = len(description.layers), described
     if DRAFT_LAYERS in description.facts:
         stated = integer_fact(description, DRAFT_LAYERS)

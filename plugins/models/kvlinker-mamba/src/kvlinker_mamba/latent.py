@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from kvlinker.description import IndexerKind, KVCacheDescription
+from kvlinker.description import IndexerKind
 from kvlinker.errors import ContractError
 from kvlinker.layouts import integer_fact, require_row_bytes, text_fact
 from kvlinker.pools import KV
@@ -47,31 +47,31 @@ class Latent(Kept):
 
     _ROLE = "latent"
 
-    def facts(self, description: KVCacheDescription) -> tuple[str, ...]:  # noqa: ARG002
+    def facts(self) -> tuple[str, ...]:
         """See Kept."""
         return ("kv_format", "latent_values")
 
-    def required_roles(self, description: KVCacheDescription) -> tuple[str, ...]:
+    def required_roles(self) -> tuple[str, ...]:
         """See Kept."""
-        return (self._ROLE,) if layers_in(description, KV) else ()
+        return (self._ROLE,) if layers_in(self._description, KV) else ()
 
-    def known_roles(self, description: KVCacheDescription) -> tuple[str, ...]:  # noqa: ARG002
+    def known_roles(self) -> tuple[str, ...]:
         """See Kept."""
         return (self._ROLE, *draft_roles([self._ROLE]))
 
-    def parts(self, description: KVCacheDescription) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """See Kept."""
-        kv_format = text_fact(description, "kv_format", known=(*LATENT_BYTES, _PACKED))
+        kv_format = text_fact(self._description, "kv_format", known=(*LATENT_BYTES, _PACKED))
         values = LATENT_VALUES
-        if "latent_values" in description.facts:
-            values = integer_fact(description, "latent_values")
+        if "latent_values" in self._description.facts:
+            values = integer_fact(self._description, "latent_values")
         part = role_part(
-            description,
+            self._description,
             (self._ROLE,),
             name=KV,
             pool=KV,
-            layers=layers_in(description, KV),
-            drafts=self.draft_layers(description),
+            layers=layers_in(self._description, KV),
+            drafts=self.draft_layers(),
             rows_are_pages=False,
             value_format=kv_format,
             row_bytes=latent_bytes(kv_format, values),
@@ -86,38 +86,41 @@ class SparseLatent(Latent):
     _INDEX = "index_k"
     _DRAFT_INDEX = "draft_index_k"
 
-    def facts(self, description: KVCacheDescription) -> tuple[str, ...]:
+    def facts(self) -> tuple[str, ...]:
         """See Kept."""
-        return (*super().facts(description), "index_format")
+        return (*super().facts(), "index_format")
 
-    def required_roles(self, description: KVCacheDescription) -> tuple[str, ...]:
+    def required_roles(self) -> tuple[str, ...]:
         """See Kept."""
-        roles = super().required_roles(description)
+        roles = super().required_roles()
         return (*roles, self._INDEX) if roles else ()
 
-    def known_roles(self, description: KVCacheDescription) -> tuple[str, ...]:
+    def known_roles(self) -> tuple[str, ...]:
         """See Kept."""
-        return (*super().known_roles(description), self._INDEX, self._DRAFT_INDEX)
+        return (*super().known_roles(), self._INDEX, self._DRAFT_INDEX)
 
-    def parts(self, description: KVCacheDescription) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """See Kept."""
-        return (*super().parts(description), self._indexer(description))
+        return (*super().parts(), self._indexer())
 
-    def omitted(self, description: KVCacheDescription) -> Mapping[str, str]:
+    def omitted(self) -> Mapping[str, str]:
         """See Kept."""
         left_out = {
             span.label: f"layer {layer} keeps no index keys that it selects by"
-            for layer, span in self._indexes(description).items()
-            if not self._owns(description, layer)
+            for layer, span in self._indexes().items()
+            if not self._owns(layer)
         }
-        for draft, span in enumerate(description.buffers.get(self._DRAFT_INDEX, ())):
+        for draft, span in enumerate(self._description.buffers.get(self._DRAFT_INDEX, ())):
             if not span.rows:
                 left_out[span.label] = f"draft layer {draft} keeps no index buffer"
         return left_out
 
-    def _indexes(self, description: KVCacheDescription) -> dict[int, BufferSpan]:
+    def _indexes(self) -> dict[int, BufferSpan]:
         """Return the index buffer of each layer of attention, with rows or without."""
-        layers, spans = layers_in(description, KV), description.buffers.get(self._INDEX, ())
+        layers, spans = (
+            layers_in(self._description, KV),
+            self._description.buffers.get(self._INDEX, ()),
+        )
         if len(layers) != len(spans):
             msg = (
                 f"family {FAMILY!r}: {self._INDEX!r} has {len(spans)} buffers for {len(layers)} layers of attention; "
@@ -126,22 +129,24 @@ class SparseLatent(Latent):
             raise ContractError(msg)
         return dict(zip(layers, spans, strict=True))
 
-    def _owns(self, description: KVCacheDescription, layer: int) -> bool:
-        return description.layers[layer].indexer is IndexerKind.OWN
+    def _owns(self, layer: int) -> bool:
+        return self._description.layers[layer].indexer is IndexerKind.OWN
 
-    def _indexer(self, description: KVCacheDescription) -> Part:
-        indexes = self._indexes(description)
+    def _indexer(self) -> Part:
+        indexes = self._indexes()
         for layer, span in indexes.items():
-            self._check_owner(description, layer, span)
-        own = {la: span for la, span in indexes.items() if self._owns(description, la)}
+            self._check_owner(layer, span)
+        own = {la: span for la, span in indexes.items() if self._owns(la)}
         drafts = {
             layer: span
-            for layer, span in enumerate(description.buffers.get(self._DRAFT_INDEX, ()))
+            for layer, span in enumerate(self._description.buffers.get(self._DRAFT_INDEX, ()))
             if span.rows
         }
         spans = (*own.values(), *drafts.values())
-        index_format = text_fact(description, "index_format", known=_INDEX_BYTES)
-        require_row_bytes(description, spans, description.page_size * _INDEX_BYTES[index_format])
+        index_format = text_fact(self._description, "index_format", known=_INDEX_BYTES)
+        require_row_bytes(
+            self._description, spans, self._description.page_size * _INDEX_BYTES[index_format]
+        )
         return Part(
             name="indexer",
             pool=KV,
@@ -153,8 +158,8 @@ class SparseLatent(Latent):
             value_format=index_format,
         )
 
-    def _check_owner(self, description: KVCacheDescription, layer: int, span: BufferSpan) -> None:
-        indexer = description.layers[layer].indexer
+    def _check_owner(self, layer: int, span: BufferSpan) -> None:
+        indexer = self._description.layers[layer].indexer
         if (indexer is IndexerKind.OWN and not span.rows) or (
             indexer is IndexerKind.NONE and span.rows
         ):

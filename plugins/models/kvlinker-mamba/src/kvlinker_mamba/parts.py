@@ -16,7 +16,15 @@ from kvlinker.layouts import pool_entry, require_row_bytes, ride_along, role_spa
 from kvlinker.spans import BufferSpan
 from kvlinker_mamba.layers import FAMILY
 
-__all__ = ["Kept", "Part", "draft_roles", "require_whole_values", "role_part", "spans_of_roles"]
+__all__ = [
+    "Kept",
+    "Part",
+    "draft_roles",
+    "require_whole_pages",
+    "require_whole_values",
+    "role_part",
+    "spans_of_roles",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,33 +61,41 @@ class Part:
 
 
 class Kept(ABC):
-    """One form of what a hybrid keeps: how descriptions name it, what is refused, and its parts."""
+    """One form of what a hybrid keeps: how its description names it, what is refused, and its parts."""
+
+    def __init__(self, description: KVCacheDescription) -> None:
+        """Read the form from a description."""
+        self._description = description
 
     @abstractmethod
-    def facts(self, description: KVCacheDescription) -> tuple[str, ...]:
+    def facts(self) -> tuple[str, ...]:
         """Return the names of the facts that are read."""
 
     @abstractmethod
-    def required_roles(self, description: KVCacheDescription) -> tuple[str, ...]:
+    def required_roles(self) -> tuple[str, ...]:
         """Return the roles without which the stage's cache is not whole."""
 
     @abstractmethod
-    def known_roles(self, description: KVCacheDescription) -> tuple[str, ...]:
+    def known_roles(self) -> tuple[str, ...]:
         """Return all roles of the form."""
 
     @abstractmethod
-    def parts(self, description: KVCacheDescription) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """Return the physical pools.
 
         Raises:
             KVLinkerError: a fact or a buffer is not as it should be; the text says how.
         """
 
-    def draft_layers(self, description: KVCacheDescription) -> int:
-        """Return how many draft layers keep something in this form."""
+    def draft_layers(self) -> int:
+        """Return how many draft layers keep something in this form.
+
+        Raises:
+            ContractError: some keep a part of it.
+        """
         counts = {
-            role: len(description.buffers.get(role, ()))
-            for role in self.known_roles(description)
+            role: len(self._description.buffers.get(role, ()))
+            for role in self.known_roles()
             if role.startswith("draft_") and not role.endswith("_scale")
         }
         if len(set(counts.values())) > 1:
@@ -87,7 +103,7 @@ class Kept(ABC):
             raise ContractError(msg)
         return next(iter(counts.values()), 0)
 
-    def omitted(self, description: KVCacheDescription) -> Mapping[str, str]:  # noqa: ARG002  # for those that omit
+    def omitted(self) -> Mapping[str, str]:
         """Return why each buffer that is not moved is not needed, by label."""
         return {}
 
@@ -154,21 +170,31 @@ def spans_of_roles(description: KVCacheDescription, roles: Sequence[str]) -> tup
     return tuple(span for role in roles for span in description.buffers.get(role, ()))
 
 
-def require_whole_values(spans: Sequence[BufferSpan], value_bytes: int, what: str) -> None:
-    """Refuse spans whose rows are no whole number of values, or of pages of slots.
+def require_whole_pages(description: KVCacheDescription, spans: Sequence[BufferSpan]) -> None:
+    """Refuse spans whose rows are no pages, where a row is said to be one.
+
+    Raises:
+        ContractError: a row has no equal share for each slot of a page.
+    """
+    size = description.page_size
+    require_whole_values(spans, size, f"pages of {size} slots")
+
+
+def require_whole_values(spans: Sequence[BufferSpan], unit_bytes: int, what: str) -> None:
+    """Refuse spans whose rows do not have a whole number of units.
 
     Args:
         spans: of one form.
-        value_bytes: what a row's bytes must be a multiple of.
-        what: the multiples, in messages.
+        unit_bytes: bytes of which a row has a multiple.
+        what: the units, in messages.
 
     Raises:
         ContractError: a buffer is not whole, or not of the stated format.
     """
     for span in spans:
-        if span.row_bytes % value_bytes:
+        if span.row_bytes % unit_bytes:
             msg = (
-                f"family {FAMILY!r}: span {span.label!r} has rows of {span.row_bytes} B, which are no {what} "
-                f"of {value_bytes} B; the buffer is not whole, or not of the stated format"
+                f"family {FAMILY!r}: span {span.label!r} has rows of {span.row_bytes} B, which is no multiple of "
+                f"{unit_bytes} B, for {what}; the buffer is not whole, or not of the stated format"
             )
             raise ContractError(msg)

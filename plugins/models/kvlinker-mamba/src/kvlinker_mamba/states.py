@@ -30,6 +30,9 @@ _SIDE = "side_"
 _SCALED = "int8"
 """A checkpoint of rounded values, which mean nothing without their scales."""
 
+_MAX_CONVS = 64
+"""No layer comes near; a wrong number must not cost hours and all memory."""
+
 
 def conv_roles(count: int) -> tuple[str, ...]:
     """Return the roles of so many convolution states of each layer."""
@@ -39,46 +42,49 @@ def conv_roles(count: int) -> tuple[str, ...]:
 class States(Kept):
     """What the slots of `mamba` hold: states of layers in one pool, each side state in one of its own."""
 
-    def facts(self, description: KVCacheDescription) -> tuple[str, ...]:
+    def facts(self) -> tuple[str, ...]:
         """See Kept: what does not hold for the stated forms is not read, and so it is refused."""
         names = ["ssm_format", "conv_states"]
-        ssm_format = description.facts.get("ssm_format")
+        ssm_format = self._description.facts.get("ssm_format")
         if ssm_format != NO_SSM:
             names.append("ssm_layout")
         if ssm_format == _SCALED:
             names.append("ssm_scale_format")
-        if description.facts.get("conv_states"):
+        if self._description.facts.get("conv_states"):
             names += ("conv_format", "conv_layout", "conv_window")
-        return (*names, *(f"{role}_format" for role in _sides(description)))
+        return (*names, *(f"{role}_format" for role in _sides(self._description)))
 
-    def required_roles(self, description: KVCacheDescription) -> tuple[str, ...]:
+    def required_roles(self) -> tuple[str, ...]:
         """See Kept."""
-        return _state_roles(description) if layers_in(description, MAMBA) else ()
+        return _state_roles(self._description) if layers_in(self._description, MAMBA) else ()
 
-    def known_roles(self, description: KVCacheDescription) -> tuple[str, ...]:
+    def known_roles(self) -> tuple[str, ...]:
         """See Kept."""
-        return (*_state_roles(description), *_sides(description))
+        return (*_state_roles(self._description), *_sides(self._description))
 
-    def parts(self, description: KVCacheDescription) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Part, ...]:
         """See Kept."""
-        roles = _state_roles(description)
+        roles = _state_roles(self._description)
         states = role_part(
-            description,
+            self._description,
             roles,
             name=MAMBA,
             pool=MAMBA,
-            layers=layers_in(description, MAMBA),
+            layers=layers_in(self._description, MAMBA),
             rows_are_pages=True,
-            value_format=_value_format(description),
+            value_format=_value_format(self._description),
         )
-        return (states, *(_side_part(description, role) for role in _sides(description)))
+        return (
+            states,
+            *(_side_part(self._description, role) for role in _sides(self._description)),
+        )
 
-    def omitted(self, description: KVCacheDescription) -> Mapping[str, str]:
+    def omitted(self) -> Mapping[str, str]:
         """See Kept."""
         return {
             span.label: f"layer {layer} keeps no {role!r}"
-            for role in _sides(description)
-            for layer, span in enumerate(description.buffers[role])
+            for role in _sides(self._description)
+            for layer, span in enumerate(self._description.buffers[role])
             if not span.rows
         }
 
@@ -87,7 +93,10 @@ def _state_roles(description: KVCacheDescription) -> tuple[str, ...]:
     """Return the roles of the layers' states, as the facts have them."""
     ssm_format = text_fact(description, "ssm_format", known=(*STATE_BYTES, _SCALED, NO_SSM))
     count = integer_fact(description, "conv_states")
-    if count < 0 or (not count and ssm_format == NO_SSM):
+    if not 0 <= count <= _MAX_CONVS:
+        msg = f"family {FAMILY!r}: conv_states must be 0 to {_MAX_CONVS}, got {count}"
+        raise ContractError(msg)
+    if not count and ssm_format == NO_SSM:
         msg = (
             f"family {FAMILY!r}: ssm_format {ssm_format!r} and conv_states {count} leave no state to keep; "
             f"state what the layers keep"
