@@ -1,0 +1,148 @@
+"""What docs/sglang.md and its dashboard tell an operator is what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+from repository import ROOT
+
+from kvlinker.keys import KeyNamespace
+from kvlinker.linker import Linker
+from kvlinker.metrics import TokenOutcome
+from kvlinker.testing import MemoryStore, fake_group, page_keys
+from kvlinker_sglang.compatibility import TESTED_VERSIONS
+from kvlinker_sglang.metrics import LinkerCollector
+from kvlinker_sglang.options import (
+    MetricsConfig,
+    NamespaceConfig,
+    StoreConfig,
+    WorkerConfig,
+    parse_config,
+)
+
+DOCUMENT = (ROOT / "docs" / "sglang.md").read_text(encoding="utf-8")
+DASHBOARD = ROOT / "docs" / "grafana" / "kvlinker.json"
+TIB = 1 << 40
+
+
+def cells(head: str) -> Iterator[list[str]]:
+    """Yield the cells of every row of the table whose first head is a text."""
+    table = DOCUMENT.partition(f"\n| {head} |")[2].partition("\n\n")[0]
+    for line in table.splitlines()[2:]:
+        yield [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", "") or 0)
+
+
+# ---- sizes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", list(cells("model")), ids=lambda row: row[0])
+def test_a_size_in_the_table_is_what_explain_says(row: list[str]) -> None:
+    model, _, per_token, per_boundary, room = row
+    command = [sys.executable, "-m", "kvlinker", "explain", "--json", "--store", "1TiB"]
+    path = ROOT / "examples" / "descriptions" / f"{model}.json"
+
+    done = subprocess.run([*command, str(path)], check=True, capture_output=True, text=True)
+
+    found = json.loads(done.stdout)
+    assert round(found["bytes_per_token"]) == number(per_token)
+    assert found["bytes_per_boundary"] == number(per_boundary)
+    # At most every page of every pool is stored, once.
+    dense = sum(pool["bytes_per_token"] for pool in found["pools"])
+    rooms = {f"{TIB / size / 1e6:.1f}": None for size in (dense, found["bytes_per_token"])}
+    assert room == f"{' to '.join(rooms)} million"
+
+
+# ---- configuration ----------------------------------------------------------------------------
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> set[str]:
+    parts: dict[str, type[BaseModel]] = {
+        "store": StoreConfig,
+        "namespace": NamespaceConfig,
+        "metrics": MetricsConfig,
+    }
+    found: set[str] = set()
+    for name in model.model_fields:
+        found |= keys_of(parts[name], f"{name}.") if name in parts else {f"{prefix}{name}"}
+    return found
+
+
+def test_every_key_of_the_configuration_is_in_the_table_and_no_other() -> None:
+    documented = {key for row in cells("key") for key in row[0].split(", ")}
+
+    assert documented == keys_of(WorkerConfig)
+
+
+def test_the_configuration_in_the_document_is_taken() -> None:
+    start, end = DOCUMENT.index("'{\n"), DOCUMENT.index("}'\n")
+    config = json.loads(DOCUMENT[start + 1 : end + 1])
+
+    assert config["linker"] == "KVLinker"
+    assert parse_config(config["linker_extra_config"]).store.plugin == "file"
+
+
+def test_the_tested_versions_are_named() -> None:
+    assert f"Tested with SGLang {' and '.join(TESTED_VERSIONS)}." in DOCUMENT
+
+
+# ---- metrics ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[str, set[str]]:
+    """Every metric that a worker exports, by the name that Prometheus has, with its labels."""
+    pools = fake_group()
+    store = MemoryStore(capacity_bytes=1 << 20)
+    namespace = KeyNamespace(model_id="m", producer="p")
+    linker = Linker(pools.group, store, namespace, device=pools.access())
+    collector = LinkerCollector(linker, store, {"model": "m", "worker": "w"})
+    transfers = pools.page_transfers(page_keys(2), {"kv": (0, 1)})
+    assert linker.offload(transfers)
+    linker.lookup("r", transfers)
+    found = {}
+    for family in collector.collect():
+        suffix = "_total" if family.type == "counter" else ""
+        labels = set(family.samples[0].labels) if family.samples else {"model", "worker"}
+        found[f"{family.name}{suffix}"] = labels
+    linker.close()
+    collector.close()
+    return found
+
+
+def named_in(text: str) -> set[str]:
+    return set(re.findall(r"\bkvlinker_[a-z_]+\b", text)) - {"kvlinker_sglang"}
+
+
+def test_every_metric_in_the_document_is_exported(exported: dict[str, set[str]]) -> None:
+    named = named_in(DOCUMENT)
+
+    assert named
+    assert named <= exported.keys()
+
+
+def expressions(path: Path) -> list[str]:
+    panels = json.loads(path.read_text(encoding="utf-8"))["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def test_every_metric_is_in_the_dashboard_and_no_other(exported: dict[str, set[str]]) -> None:
+    assert {name for text in expressions(DASHBOARD) for name in named_in(text)} == exported.keys()
+
+
+def test_labels_and_reasons_in_the_dashboard_are_those_of_the_metrics() -> None:
+    text = "\n".join(expressions(DASHBOARD))
+    reasons = set(re.findall(r'reason="(\w+)"', text))
+
+    assert reasons <= {outcome.value for outcome in TokenOutcome}
+    assert set(re.findall(r"by \((\w+)\)", text)) == {"reason", "pool", "call", "queue", "event"}
