@@ -11,6 +11,7 @@ from kvlinker.description import (
     KVCacheDescription,
     LayerFacts,
     LogicalPool,
+    PoolKind,
 )
 from kvlinker.discovery import load_plugins
 from kvlinker.errors import UnsupportedKVCacheError
@@ -66,6 +67,35 @@ def hybrid() -> KVCacheDescription:
     )
 
 
+def stateful() -> KVCacheDescription:
+    """Describe a layer of full attention, and one that keeps a state."""
+    described = cache(
+        "mamba",
+        {
+            "k": [(SLOTS, 256)],
+            "v": [(SLOTS, 256)],
+            "ssm_state": [(PAGES, 4096)],
+            "conv_state_0": [(PAGES, 384)],
+        },
+        kv_family="mha",
+        kv_layout="token_major",
+        kv_format="bf16",
+        kv_scaled=0,
+        ssm_format="fp32",
+        ssm_layout="value_major",
+        conv_states=1,
+        conv_format="bf16",
+        conv_layout="channel_major",
+        conv_window=3,
+    )
+    full, state = described.layers
+    return replace(
+        described,
+        layers=(full, replace(state, kind="mamba")),
+        logical_pools=(KV, LogicalPool(name="mamba", kind=PoolKind.SLOT, page_size=1)),
+    )
+
+
 def caches() -> dict[str, KVCacheDescription]:
     """Return one cache for each plugin, under the plugin's name."""
     return {
@@ -78,6 +108,7 @@ def caches() -> dict[str, KVCacheDescription]:
         ),
         "mla": cache("mla", {"latent": [(SLOTS, 1152)] * 2}, kv_format="bf16"),
         "swa": hybrid(),
+        "mamba": stateful(),
         "dsa": cache(
             "dsa",
             {"kv": [(SLOTS, 1152)] * 2, "index_k": [(PAGES, PAGE * 132)] * 2},
@@ -112,7 +143,7 @@ def caches() -> dict[str, KVCacheDescription]:
 
 
 @pytest.mark.parametrize(
-    "name", ["mha", "mla", "swa", "dsa", "deepseek_v4", "example", "example_engine"]
+    "name", ["mha", "mla", "swa", "mamba", "dsa", "deepseek_v4", "example", "example_engine"]
 )
 def test_s3_every_family_has_one_strategy_and_the_others_decline(
     registry: PluginRegistry, name: str
