@@ -32,6 +32,7 @@ def test_a_prompt_that_is_in_the_pools_gets_the_answer_of_one_that_is_not(
     cold = client.generate(prompt)
     warm = client.generate(prompt)
     client.flush_cache()
+    client.generate(prompt_of(5 * PAGE, seed=1))
     cold_again = client.generate(prompt)
 
     assert len(cold.tokens) == len(cold.logprobs) == 8
