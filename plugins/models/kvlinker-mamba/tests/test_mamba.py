@@ -17,8 +17,10 @@ from kvlinker.description import (
     RankAxis,
     Replication,
 )
+from kvlinker.errors import ContractError
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.spans import BufferSpan
+from kvlinker.testing.cache_examples import with_facts
 from kvlinker.testing.pool_memory import HostMemory
 from kvlinker.testing.strategies import MadeUpMemory, PageRows, check_round_trip, check_strategy
 from kvlinker.transfers import HitPolicy, PoolTransfer, ResolutionStatus
@@ -240,6 +242,38 @@ def test_drafts_with_heads_are_an_entry_of_their_own_beside_latents() -> None:
     assert (draft.indices_from_pool, draft.page_bytes) == ("kv", 2 * PAGE * (24 + 28))
     assert mappings(group)["draft"] == {0: (0,), 1: (1,)}
     assert (draft.value_format, group.entry_map["kv"].value_format) == ("fp16", "bf16")
+
+
+def test_drafts_with_heads_may_keep_whole_pages_in_a_row() -> None:
+    hybrid = Hybrid(pages="mla", kinds=("mamba", "attention"), head_drafts=1)
+    description = hybrid.describe(MadeUpMemory().span)
+    paged = with_facts(description, draft_kv_layout="head_major")
+    # 24 B and 28 B are no pages of 16 slots; rows of 32 B and 48 B are.
+    rows = {
+        role: (MadeUpMemory().span(PAGES, size),)
+        for role, size in (("draft_k", 32), ("draft_v", 48))
+    }
+
+    group = check_strategy(kvlinker_mamba, replace(paged, buffers={**paged.buffers, **rows}))
+
+    draft = group.entry_map["draft"]
+    assert (draft.rows_are_pages, draft.page_bytes) == (True, 80)
+    with pytest.raises(ContractError, match=r"'draft_k\[0\]' has rows of 24 B"):
+        kvlinker_mamba.match_kv_cache(paged)
+
+
+def test_a_draft_without_an_index_of_its_own_rides_with_its_latent_alone() -> None:
+    description = Hybrid(pages="dsa", kinds=("mamba", "attention"), drafts=1).describe(
+        MadeUpMemory().span
+    )
+    absent = BufferSpan(base_ptr=0, rows=0, row_bytes=PAGE * 132, row_stride=PAGE * 132)
+    description = replace(description, buffers={**description.buffers, "draft_index_k": (absent,)})
+
+    match = kvlinker_mamba.match_kv_cache(description)
+
+    assert match is not None
+    assert dict(match.omitted) == {"draft_index_k[0]": "draft layer 0 keeps no index buffer"}
+    assert mappings(check_strategy(kvlinker_mamba, description))["indexer"] == {1: (0,)}
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,12 @@ def laid_out(description: KVCacheDescription) -> DevicePoolGroup:
             240,
             192,
         ),
+        (
+            config("nemotron_h", **NEMOTRON, layer_types=["linear_attention", "attention"] * 2),
+            [M, A, M, A],
+            240,
+            192,
+        ),
         (config("lfm2", conv_L_cache=3, full_attn_idxs=[1]), [M, A, M, M], 0, 32 * 2),
         (
             config("lfm2_moe", conv_L_cache=3, layer_types=["conv", "full_attention"] * 2),
@@ -124,6 +130,7 @@ def laid_out(description: KVCacheDescription) -> DevicePoolGroup:
         "falcon_h1 of a stated width",
         "nemotron_h",
         "nemotron_h by names",
+        "nemotron_h by layer types",
         "lfm2",
         "lfm2_moe",
     ],
@@ -143,9 +150,11 @@ def test_states_have_the_sizes_that_the_configuration_says(
 
 def test_pages_beside_states_are_those_of_heads_or_of_latents() -> None:
     heads = laid_out(described(config("qwen3_next", **GDN)))
+    divided = laid_out(described(config("lfm2", conv_L_cache=3, full_attn_idxs=[0], head_dim=None)))
     latents = laid_out(described(config("kimi_linear", **LATENT, linear_attn_config=KDA)))
 
     assert heads.entry_map["kv"].page_bytes == 64 * 2 * (2 * 8) * 2
+    assert divided.entry_map["kv"].page_bytes == 64 * 2 * (2 * 32 // 4) * 2
     assert latents.entry_map["kv"].page_bytes == 64 * (16 + 8) * 2
 
 

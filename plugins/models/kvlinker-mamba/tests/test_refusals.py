@@ -171,6 +171,13 @@ def test_a_latent_that_is_not_whole_is_refused() -> None:
         kvlinker_mamba.match_kv_cache(cache)
 
 
+def test_a_packed_latent_has_one_number_of_values() -> None:
+    cache = with_facts(described(Hybrid(pages="dsa")), latent_values=320)
+
+    with pytest.raises(ContractError, match="holds 576 values, got latent_values 320; use bf16"):
+        kvlinker_mamba.match_kv_cache(cache)
+
+
 def test_a_head_major_row_that_is_no_page_is_refused() -> None:
     cache = with_facts(halved(described(Hybrid()), "k", 9), kv_layout="head_major")
 
