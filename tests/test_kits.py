@@ -25,7 +25,8 @@ def bases_of_classes(folder: Path) -> set[str]:
 
 def missing_kits(distribution: Distribution) -> list[str]:
     """Return the groups of a plugin's entry points whose kit its tests do not use."""
-    used = bases_of_classes(distribution.folder / "tests")
+    folders = (distribution.folder / name for name in ("tests", "engine_tests"))
+    used = {base for folder in folders for base in bases_of_classes(folder)}
     groups = table(distribution.project.get("entry-points", {}))
     return [group for group in groups if not KITS[group] & used]
 
