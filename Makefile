@@ -28,7 +28,7 @@ SGLANG_PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/models/*/pypr
 SGLANG_EDITABLES := $(foreach path,$(patsubst %/pyproject.toml,%,$(SGLANG_PYPROJECTS)),--editable '$(path:core=core[testing])')
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-engines lint types bench soak wheels release clean
+.PHONY: help env demo test test-engines lint types bench bench-sglang soak wheels release clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -54,6 +54,9 @@ types: $(MADE)/test ## Check types
 
 bench: $(MADE)/distributions $(MADE)/peers-sglang $(MADE)/peers-lmcache ## Measure against peers, and write docs/performance.md
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-sglang: $(SGLANG_MADE)/sglang ## Measure in a real SGLang server, and write docs/performance.md
+	PYTHONPATH=benchmarks:$(SGLANG)/engine_tests $(SGLANG_BIN)/python benchmarks/sglang/bench_sglang.py $(ARGS)
 
 soak: $(MADE)/test ## Run the long forms of tests
 	$(PYTEST) -m soak --hypothesis-profile soak --override-ini faulthandler_timeout=1800 $(ARGS)

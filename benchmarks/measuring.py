@@ -145,7 +145,7 @@ def duration(seconds: float) -> str:
 
 def size(count: int) -> str:
     """Return bytes in a unit that fits."""
-    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count} B"

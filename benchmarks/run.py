@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "performance.md"
 SCRIPTS = ("bench_plans", "bench_copies", "bench_peers", "bench_lookup", "bench_startup")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+SGLANG_BEGIN, SGLANG_END = "<!-- measured in SGLang: begin -->", "<!-- measured in SGLang: end -->"
 HEADER = ("what", "against", "ratio", "lowest to highest", "target", "met", "figures")
 GIB = 1 << 30
 
@@ -89,28 +90,31 @@ def _worst(rows: Iterable[Row], reason: str) -> float:
     )
 
 
-def report(rows: Sequence[Row], seconds: float) -> str:
+def report(
+    rows: Sequence[Row], seconds: float, *, command: str = "make bench", remarks: Sequence[str] = ()
+) -> str:
     """Return the measured part of the document."""
     judged = [row.is_met for row in rows if row.is_met is not None]
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     head = [
-        f"`make bench` on {today}, in {duration(seconds)}: {machine()}.",
+        f"`{command}` on {today}, in {duration(seconds)}: {machine()}.",
+        *remarks,
         f"{sum(judged)} of {len(judged)} targets are met.",
         "",
     ]
     return "\n".join([*head, *tables(rows)])
 
 
-def insert(document: str, measured: str) -> str:
-    """Return the document with its measured part replaced.
+def insert(document: str, measured: str, *, begin: str = BEGIN, end: str = END) -> str:
+    """Return the document with the measured part between two lines replaced.
 
     Raises:
         ValueError: it has no such part.
     """
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        msg = f"{DOCUMENT.name} must have the lines {BEGIN} and {END}"
+    before, found_begin, rest = document.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        msg = f"{DOCUMENT.name} must have the lines {begin} and {end}"
         raise ValueError(msg)
     return f"{before}{begin}\n\n{measured}\n{end}{after}"
 

@@ -88,6 +88,16 @@ def test_a_measurement_replaces_the_last_one_and_nothing_else() -> None:
         run.insert("no place", "new")
 
 
+def test_each_command_replaces_its_own_measurement() -> None:
+    document = f"{run.BEGIN}\nours\n{run.END}\n{run.SGLANG_BEGIN}\nold\n{run.SGLANG_END}\n"
+
+    in_sglang = run.insert(document, "new", begin=run.SGLANG_BEGIN, end=run.SGLANG_END)
+    both = run.insert(in_sglang, "newer")
+
+    assert in_sglang == document.replace("old", "\nnew")
+    assert both == in_sglang.replace("ours", "\nnewer")
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (0.0000045, "4.5 us")]
 )
@@ -96,7 +106,9 @@ def test_durations_have_a_unit_that_fits(seconds: float, text: str) -> None:
 
 
 def test_sizes_have_a_unit_that_fits() -> None:
-    assert [size(count) for count in (12, 14_200, 2_550_000)] == ["12 B", "14.2 kB", "2.55 MB"]
+    counts = (12, 14_200, 2_550_000, 1_200_000_000)
+
+    assert [size(count) for count in counts] == ["12 B", "14.2 kB", "2.55 MB", "1.2 GB"]
 
 
 @pytest.mark.parametrize("is_bare", [False, True])

@@ -1,0 +1,115 @@
+"""What the figures say: rows of ratios, and from which length on restoring is worth it. Knows no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from measuring import Ratio, Row, Times, duration, size
+
+__all__ = [
+    "LOAD_TARGET",
+    "Place",
+    "first_token_rows",
+    "memory_rows",
+    "moving_rows",
+    "worth_from",
+    "worth_sentence",
+]
+
+LOAD_TARGET = 3.0
+FIRST_TOKEN = "Time to first token"  # noqa: S105  # a heading
+MOVING = "Loads, offloads and lookups"
+MEMORY = "Memory of a server's processes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a row is about."""
+
+    tokens: int
+    bytes_per_token: int
+    ours: str
+    """Name of our variant."""
+
+    @property
+    def moved(self) -> int:
+        """Bytes of KV that move."""
+        return self.tokens * self.bytes_per_token
+
+
+def first_token_rows(what: str, place: Place, times: Times) -> Iterator[Row]:
+    """Yield how many times faster the first token is than with each other variant."""
+    for peer in times.seconds:
+        if peer != place.ours:
+            yield Row(
+                topic=FIRST_TOKEN,
+                what=f"{place.tokens:,} tokens {what}",
+                against=peer,
+                ratio=times.ratio(peer, place.ours),
+                figures=times.figures(peer, place.ours),
+            )
+
+
+def moving_rows(
+    what: str,
+    place: Place,
+    times: Times,
+    *,
+    target: float | None = None,
+    why_missed: str = "",
+    in_bytes: bool = True,
+) -> Iterator[Row]:
+    """Yield how many times faster a linker's work is than each other linker's, in bytes a second where bytes move."""
+    for peer in times.seconds:
+        if peer != place.ours:
+            names = peer, place.ours
+            rates = " / ".join(f"{size(int(place.moved / times.median(n)))}/s" for n in names)
+            figures = times.figures(*names)
+            yield Row(
+                topic=MOVING,
+                what=f"{what} of {place.tokens:,} tokens",
+                against=peer,
+                ratio=times.ratio(*names),
+                figures=f"{rates}; {figures}" if in_bytes else figures,
+                target=target,
+                why_missed=why_missed,
+            )
+
+
+def memory_rows(ours: str, own: Mapping[str, int], mapped: Mapping[str, int]) -> Iterator[Row]:
+    """Yield how many times less memory ours takes than each other variant."""
+    for peer in own:
+        if peer != ours:
+            ratio = own[peer] / own[ours]
+            yield Row(
+                topic=MEMORY,
+                what="anonymous and shared memory, at the end",
+                against=peer,
+                ratio=Ratio.of([ratio]),
+                figures=f"{size(own[peer])} / {size(own[ours])}; files mapped beside it, in the page cache: "
+                f"{size(mapped[peer])} / {size(mapped[ours])}",
+            )
+
+
+def worth_from(computed_over_restored: Mapping[int, float]) -> int | None:
+    """Return the shortest measured length from which on restoring is never slower than computing; None without one."""
+    worth = None
+    for length in sorted(computed_over_restored, reverse=True):
+        if computed_over_restored[length] < 1:
+            break
+        worth = length
+    return worth
+
+
+def worth_sentence(restored: Mapping[int, Times], ours: str, computed: str) -> str:
+    """Say from which length on restoring is worth it, and what both cost at the shortest one."""
+    worth = worth_from({n: times.ratio(computed, ours).median for n, times in restored.items()})
+    shortest = min(restored)
+    costs = (
+        f"a prompt of {shortest + 1} tokens takes {duration(restored[shortest].median(computed))} computed and "
+        f"{duration(restored[shortest].median(ours))} with {shortest} of them restored"
+    )
+    if worth is None:
+        return f"Restoring is not worth it at any measured length: {costs}."
+    return f"Restoring is worth it from {worth:,} tokens on: {costs}."
