@@ -1,0 +1,73 @@
+"""What a process of a load says on its standard output, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["Resources", "Round", "parse_line", "resources_now"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a process has taken."""
+
+    descriptors: int
+    threads: int
+    mappings: int
+    """Of files of the store."""
+    private_kib: int
+    """Resident memory that belongs to no file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What a process did between opening the store and closing it, and what it has after that."""
+
+    number: int
+    counts: Mapping[str, int]
+    """Answers that its users had, and under `store NAME` what the store counted."""
+    resources: Resources
+
+    def line(self) -> str:
+        """Return it as a line."""
+        said = {
+            "number": self.number,
+            "counts": dict(self.counts),
+            "resources": asdict(self.resources),
+        }
+        return json.dumps(said)
+
+
+def parse_line(line: str) -> Round | str:
+    """Return a round, or the text of a violation.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    said: object = json.loads(line)
+    if isinstance(said, str):
+        return said
+    if not isinstance(said, dict):
+        msg = f"neither a round nor a violation: {line}"
+        raise ValueError(msg)  # noqa: TRY004 - one error for everything that was not said by a worker
+    resources = Resources(**said["resources"])
+    return Round(number=said["number"], counts=said["counts"], resources=resources)
+
+
+def resources_now(folder: Path) -> Resources:
+    """Return what this process has taken; `folder` is the store's."""
+    status = dict(
+        line.split(":", 1)
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    )
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    return Resources(
+        descriptors=len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - counts, reads no file
+        threads=int(status["Threads"]),
+        mappings=maps.count(f"{folder}/"),
+        private_kib=int(status["RssAnon"].split()[0]),
+    )
