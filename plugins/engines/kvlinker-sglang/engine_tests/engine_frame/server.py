@@ -93,7 +93,9 @@ class ServerOptions:
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ENGINE_TESTS),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (str(ENGINE_TESTS), os.environ.get("PYTHONPATH")))
+            ),
             "SGLANG_USE_CPU_ENGINE": "1",
             **self.environment,
         }

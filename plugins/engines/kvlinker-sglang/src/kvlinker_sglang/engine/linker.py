@@ -14,6 +14,7 @@ from kvlinker.description import DescribeRequest, Fact
 from kvlinker.device import DeviceEvent
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.keys import KeyNamespace
+from kvlinker.metrics import LinkerMetrics
 from kvlinker_sglang.compatibility import check_host
 from kvlinker_sglang.engine.host import (
     check_arguments,
@@ -47,6 +48,7 @@ class _Parameters(Protocol):
 
     page_size: int
     pp_rank: int
+    pp_size: int
     swa_retain_window: int | None
     token_to_kv_pool_allocator: _Allocator
     tp_cache_group: object
@@ -97,6 +99,16 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
         )
         watch_weight_updates()
         _log_namespace(namespace)
+
+    @property
+    def metrics(self) -> LinkerMetrics:
+        """What the worker counted."""
+        return self._linker.metrics
+
+    @property
+    def pending(self) -> int:
+        """Lookups, loads and offloads that are open."""
+        return self._linker.pending
 
     # ---- loads --------------------------------------------------------------------------------
 
@@ -199,11 +211,15 @@ def _pools(entries: Sequence[DevicePoolEntry]) -> dict[object, DevicePoolEntry]:
 
 
 def _place(params: _Parameters) -> WorkerPlace:
+    """Return this worker's place; SGLang knows a rank only where there are several."""
     parallel = get_parallel()
-    ranks = {"dp": parallel.dp_rank, "pp": params.pp_rank, "tp": parallel.tp_rank}
-    label = "-".join(f"{name}{rank}" for name, rank in ranks.items() if rank is not None)
-    number = (params.pp_rank * parallel.tp_size) + (parallel.tp_rank or 0)
-    return WorkerPlace(number=number, label=label)
+    tp_rank: int = parallel.tp_rank if parallel.tp_size > 1 else 0
+    dp_rank: int = (parallel.dp_rank or 0) if parallel.dp_size > 1 else 0
+    stage: int = dp_rank * params.pp_size + params.pp_rank
+    return WorkerPlace(
+        number=stage * parallel.tp_size + tp_rank,
+        label=f"dp{dp_rank}-pp{params.pp_rank}-tp{tp_rank}",
+    )
 
 
 def _log_namespace(namespace: KeyNamespace) -> None:
