@@ -55,7 +55,7 @@ class WeightsWatch:
 
     def name_update(self, version: str | None) -> None:
         """Note that all of them have changed, and what the caller calls them."""
-        self._named = version
+        self._updated, self._named = True, version
 
     def flush(self) -> KeyNamespace:
         """Note that the prefix cache is empty; return the namespace from here on."""

@@ -1,0 +1,237 @@
+"""The installed SGLang is the one that the linker was written for, and what it says of its model is read whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from engine_frame.server import LinkerOptions
+from engine_frame.trees import Tree
+from faulty_store import install
+from sglang.srt.lora.lora_registry import LoRARef
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+from sglang.srt.runtime_context import get_context
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+import kvlinker_sglang
+from kvlinker.errors import ContractError, KVLinkerError, UnsupportedOperationError
+from kvlinker_sglang.compatibility import TESTED_VERSIONS, check_host, differences
+from kvlinker_sglang.engine.host import installed_host, model_facts
+from kvlinker_sglang.engine.linker import KVLinker
+from kvlinker_sglang.page_keys import check_page_keys
+from kvlinker_sglang.transfers import EngineTransfer
+
+Attach = Callable[..., tuple[Tree, KVLinker]]
+
+
+@pytest.fixture
+def attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attach]:
+    """Return a function that attaches a linker to an MHA tree, with some of its options."""
+    monkeypatch.syspath_prepend(install(tmp_path / "plugins"))
+    linkers: list[KVLinker] = []
+
+    def attach(**options: object) -> tuple[Tree, KVLinker]:
+        tree = Tree(name="mha")
+        store = {"plugin": "faulty", "options": {"control": str(tmp_path / "control")}}
+        linker = tree.attach(LinkerOptions(extra_config={"store": store, **options}))
+        assert isinstance(linker, KVLinker)
+        linkers.append(linker)
+        return tree, linker
+
+    yield attach
+    for linker in linkers:
+        linker.close()
+
+
+def test_the_installed_sglang_is_the_tested_one_and_has_no_differences() -> None:
+    host = installed_host()
+
+    assert host.version in TESTED_VERSIONS
+    assert differences(host) == ()
+    check_host(host)
+
+
+def test_b35_the_page_keys_of_the_installed_sglang_hold_salt_and_extra_key() -> None:
+    check_page_keys(installed_host())
+
+
+def test_b35_a_lora_adapter_is_in_the_extra_key_of_its_requests() -> None:
+    ids = [LoRARef.deterministic_id("a", "/a"), LoRARef.deterministic_id("a", "/b"), None]
+    requests = [
+        Req("r", "", [1, 2], SamplingParams(max_new_tokens=1), lora_id=lora_id, extra_key="x")
+        for lora_id in ids
+    ]
+
+    assert len({request.extra_key for request in requests}) == 3
+
+
+def test_sglang_finds_the_linker_where_the_documentation_says() -> None:
+    assert kvlinker_sglang.KVLinker is KVLinker
+    assert issubclass(KVLinker, UnifiedCacheLinker)
+    assert not KVLinker.__abstractmethods__
+
+
+def test_a_module_has_no_other_names() -> None:
+    with pytest.raises(AttributeError, match="KVLinkers"):
+        kvlinker_sglang.KVLinkers  # noqa: B018  # what is tested
+
+
+def test_k2_what_the_server_says_of_its_model_is_read(attach: Attach) -> None:
+    attach()
+
+    facts = model_facts()
+
+    assert facts.engine_version in TESTED_VERSIONS
+    assert facts.weights_version == "default"
+    assert set(facts.values) == {
+        "dtype",
+        "json_model_override_args",
+        "kv_cache_dtype",
+        "quantization",
+    }
+
+
+def test_a_configuration_that_is_wrong_ends_the_start(attach: Attach) -> None:
+    with pytest.raises(ContractError, match="metric is unknown; did you mean metrics"):
+        attach(metric={})
+
+
+def test_a_store_that_is_not_installed_ends_the_start(attach: Attach) -> None:
+    with pytest.raises(KVLinkerError, match="faulti"):
+        attach(store={"plugin": "faulti"})
+
+
+def test_plugins_that_are_not_listed_are_not_loaded(attach: Attach) -> None:
+    with pytest.raises(KVLinkerError, match="mha"):
+        attach(plugins=["dsa"])
+
+
+def test_c10_memory_that_is_given_away_under_its_addresses_is_refused(attach: Attach) -> None:
+    attach()
+    features = get_context().config_bag("exec").features
+
+    with (
+        features.override(enable_memory_saver=True),
+        pytest.raises(UnsupportedOperationError, match="--enable-memory-saver"),
+    ):
+        attach()
+
+
+@dataclass
+class Update:
+    """A request to take new weights."""
+
+    weight_version: str | None
+    flush_cache: bool = True
+    torch_empty_cache: bool = False
+    model_path: str = "/models/new"
+    load_format: str = "auto"
+    recapture_cuda_graph: bool = False
+
+
+class Worker:
+    """Runs a model that takes new weights, or fails half way."""
+
+    def __init__(self, *, succeeds: bool) -> None:
+        self.weight_updater = self
+        self.succeeds = succeeds
+
+    def weight_update_runners(self) -> list[tuple[str, Worker]]:
+        return [("target", self)]
+
+    def update_weights_from_disk(
+        self, path: str, load_format: str, *, recapture_cuda_graph: bool
+    ) -> tuple[bool, str]:
+        del path, load_format, recapture_cuda_graph
+        return self.succeeds, "as told"
+
+
+class Scheduler:
+    """What an updater knows of its scheduler."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree_cache = tree.cache
+        self.version: str | None = None
+
+    def record_weight_version_change(self, new_version: str | None) -> None:
+        self.version = new_version
+
+
+def update(tree: Tree, request: Update, *, succeeds: bool = True) -> None:
+    """Let SGLang's own updater take new weights."""
+    updater = object.__new__(SchedulerWeightUpdaterManager)
+    updater.scheduler = Scheduler(tree)
+    updater.tp_worker = Worker(succeeds=succeeds)
+    updater.draft_worker = None
+    updater.metrics_collector = None
+    updater.flush_cache = lambda empty_cache: flush(tree, empty_cache)
+    assert updater.update_weights_from_disk(request).success == succeeds
+
+
+def flush(tree: Tree, empty_cache: object) -> bool:
+    del empty_cache
+    tree.forget()
+    return True
+
+
+def stored(tree: Tree) -> list[int]:
+    tokens = list(range(100, 148))
+    tree.insert(tokens, tree.allocate(3))
+    tree.settle()
+    tree.forget()
+    return tokens
+
+
+def test_k2_a_flush_alone_keeps_what_is_stored(attach: Attach) -> None:
+    tree, _ = attach()
+    tokens = stored(tree)
+
+    tree.forget()
+
+    assert tree.match(tokens, "again").host_tokens == len(tokens)
+
+
+@pytest.mark.parametrize("version", [None, "step 7"])
+def test_b34_pages_of_the_weights_before_an_update_are_not_found_after_it(
+    attach: Attach, version: str | None
+) -> None:
+    tree, linker = attach()
+    tokens = stored(tree)
+    before = linker.weights.namespace
+
+    update(tree, Update(version))
+
+    assert tree.match(tokens, "again").host_tokens == 0
+    assert linker.weights.namespace != before
+    assert stored(tree) == tokens
+    assert tree.match(tokens, "of the new weights").host_tokens == len(tokens)
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_b34_nothing_is_stored_or_found_between_an_update_and_its_flush(
+    attach: Attach, *, succeeds: bool
+) -> None:
+    tree, _ = attach()
+    tokens = stored(tree)
+
+    update(tree, Update("step 7", flush_cache=False), succeeds=succeeds)
+    found = tree.match(tokens, "again").host_tokens
+    tree.insert([*tokens, *range(900, 916)], tree.allocate(4))
+
+    assert found == 0
+    assert tree.pending_offloads == 0
+
+
+def test_l1_a_transfer_that_makes_no_sense_raises_nothing(attach: Attach) -> None:
+    _, linker = attach()
+    nonsense: list[EngineTransfer] = [torch.zeros(1)]  # type: ignore[list-item]  # what is tested
+
+    assert linker.lookup("a", nonsense) == []
+    assert not linker.load("a", nonsense)
+    assert not linker.offload(nonsense)
+    assert linker.metrics.snapshot().events["lookup_errors"] == 1
