@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # before anything imports sglang
+# Before anything imports sglang, which also wants to find ninja.
+os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 from engine_frame.models import make_model
 from engine_frame.server import Server, ServerOptions, SharedServer

@@ -41,17 +41,21 @@ class LinkerOptions:
     """Imported in the scheduler process, where the modules of `engine_tests` can be imported too."""
 
     @property
-    def flags(self) -> list[str]:
-        """As SGLang's command line takes them."""
-        config = {
+    def config(self) -> dict[str, object]:
+        """As SGLang's Engine takes them."""
+        return {
             "linker": self.name,
             "linker_module_path": self.module,
             "linker_extra_config": dict(self.extra_config),
         }
+
+    @property
+    def flags(self) -> list[str]:
+        """As SGLang's command line takes them."""
         return [
             "--enable-unified-cache-external-linker",
             "--unified-cache-external-linker-backend=dynamic",
-            f"--unified-cache-external-linker-config={json.dumps(config)}",
+            f"--unified-cache-external-linker-config={json.dumps(self.config)}",
         ]
 
 
@@ -93,6 +97,7 @@ class ServerOptions:
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(
                 filter(None, (str(ENGINE_TESTS), os.environ.get("PYTHONPATH")))
             ),
