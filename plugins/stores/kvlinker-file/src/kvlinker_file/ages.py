@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvlinker.description import IndexArray
+from kvlinker_file.buckets import distinct
 from kvlinker_file.index import ObjectIndex
 from kvlinker_file.marks import Marks
 from kvlinker_file.segments import Segment, SlotKind
@@ -65,8 +66,12 @@ class Ages:
 
     def touch(self, rows: IndexArray) -> None:
         """Note that objects were used."""
-        distinct, first = np.unique(rows, return_index=True)
-        order = distinct[np.argsort(first)]
+        order = distinct(rows)
+        if len(order) == len(rows):
+            order = rows
+        else:
+            names, first = np.unique(rows, return_index=True)
+            order = names[np.argsort(first)]
         ticks, table = self.next_ticks(len(order)), self._tables.rows
         self._space.count_ticks(order, ticks - table.tick[order])
         table.tick[order] = ticks

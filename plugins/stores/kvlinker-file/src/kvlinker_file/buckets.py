@@ -7,6 +7,7 @@ Whatever the buckets hold, a row that is found lies within the table and has the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,10 @@ __all__ = [
     "ABSENT",
     "KEY_WORDS",
     "bucket_count",
+    "distinct",
     "find_rows",
     "insert_rows",
+    "key_hashes",
     "key_words",
     "remove_rows",
 ]
@@ -38,6 +41,7 @@ _FACTORS = np.array(
 )
 _SHIFT = np.uint64(32)
 
+_N = TypeVar("_N", np.int64, np.uint64)
 Keys = NDArray[np.uint64]
 """[keys, 4]"""
 
@@ -52,7 +56,8 @@ def key_words(keys: Sequence[bytes]) -> Keys:
     return np.frombuffer(b"".join(keys), dtype="<u8").reshape(len(keys), KEY_WORDS)
 
 
-def _hashes(keys: Keys) -> NDArray[np.uint64]:
+def key_hashes(keys: Keys) -> NDArray[np.uint64]:
+    """Return an even hash of each key."""
     mixed = (keys * _FACTORS).sum(axis=1, dtype=np.uint64)
     mixed ^= mixed >> _SHIFT
     mixed *= _FACTORS[0]
@@ -60,7 +65,15 @@ def _hashes(keys: Keys) -> NDArray[np.uint64]:
 
 
 def _starts(buckets: NDArray[np.int32], keys: Keys) -> IndexArray:
-    return (_hashes(keys) & np.uint64(len(buckets) - 1)).astype(np.int64)
+    return (key_hashes(keys) & np.uint64(len(buckets) - 1)).astype(np.int64)
+
+
+def distinct(numbers: NDArray[_N]) -> NDArray[_N]:
+    """Return each number once, ascending; by sorting, for np.unique hashes and is far slower."""
+    ordered = np.sort(numbers)
+    is_first = np.ones(len(ordered), dtype=np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return np.asarray(ordered[is_first], dtype=numbers.dtype)
 
 
 def find_rows(buckets: NDArray[np.int32], table: Keys, keys: Keys) -> IndexArray:

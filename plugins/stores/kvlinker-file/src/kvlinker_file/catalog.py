@@ -15,6 +15,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from kvlinker.description import IndexArray
 from kvlinker.errors import StoreError, StoreFullError
 from kvlinker.store import ObjectKey
@@ -50,6 +52,13 @@ _OF_THE_SYSTEM = (
 )
 """Errors that say nothing about the database's content. READONLY is not one: the directory can be written."""
 _SLOT_BITS = 32
+_PART = 1 << 16
+"""Objects that are read at a time."""
+_OBJECTS = """
+SELECT place, layout, used, key FROM objects
+WHERE typeof(layout) = 'integer' AND typeof(used) = 'integer' AND place >= 0
+AND typeof(key) = 'blob' AND length(key) = 32
+"""
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE segments (
@@ -208,11 +217,17 @@ class Catalog:
             if isinstance(number, int) and isinstance(value, bytes)
         }
 
-    def objects(self) -> Iterator[tuple[object, ...]]:
-        """Yield place, layout, time of use and key of every object, unchecked."""
-        query = "SELECT place, layout, used, key FROM objects"
-        with _typed_errors("objects"), closing(self._connection.execute(query)) as cursor:
-            yield from cursor
+    def places(self) -> IndexArray:
+        """Return the places of all objects, whether they make sense or not."""
+        with _typed_errors("objects"):
+            rows = self._connection.execute("SELECT place FROM objects").fetchall()
+        return np.array([place for (place,) in rows if type(place) is int], dtype=np.int64)
+
+    def objects(self) -> Iterator[list[tuple[int, int, int, bytes]]]:
+        """Yield place, layout, time of use and key of objects, a part at a time; types and lengths are right."""
+        with _typed_errors("objects"), closing(self._connection.execute(_OBJECTS)) as cursor:
+            while part := cursor.fetchmany(_PART):
+                yield part
 
     # ---- writing ------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvlinker.description import IndexArray
 from kvlinker.keys import OBJECT_KEY_BYTES
 from kvlinker.store import ObjectKey
-from kvlinker_file.buckets import ABSENT, find_rows, insert_rows, key_words, remove_rows
+from kvlinker_file.buckets import ABSENT, distinct, find_rows, insert_rows, key_words, remove_rows
 from kvlinker_file.marks import Marks
 from kvlinker_file.segments import Segment, SlotKind
 from kvlinker_file.space import SlabSpace, Taken
@@ -70,7 +70,7 @@ class ObjectIndex:
 
     def find(self, keys: Sequence[ObjectKey]) -> IndexArray:
         """Return the row of each key; ABSENT where there is none."""
-        if all(len(key) == OBJECT_KEY_BYTES for key in keys):
+        if set(map(len, keys)) <= {OBJECT_KEY_BYTES}:
             return self._find(keys)
         rows = np.full(len(keys), ABSENT, dtype=np.int64)
         good = [i for i, key in enumerate(keys) if len(key) == OBJECT_KEY_BYTES]
@@ -102,9 +102,9 @@ class ObjectIndex:
 
     def living(self, rows: IndexArray) -> IndexArray:
         """Return those of the rows, each once, whose key still finds them."""
-        distinct = np.unique(rows)
-        is_living = self._tables.rows.state[distinct] == RowState.LIVING
-        return np.asarray(distinct[is_living], dtype=np.int64)
+        once = distinct(rows)
+        is_living = self._tables.rows.state[once] == RowState.LIVING
+        return np.asarray(once[is_living], dtype=np.int64)
 
     def rows_in(self, segment: Segment) -> IndexArray:
         """Return the rows of the living objects of a segment."""

@@ -74,7 +74,7 @@ class SharedLock:
         byte: int,
         *,
         describe: Callable[[], str],
-        seconds: float = LOCK_SECONDS,
+        seconds: float | None = None,
     ) -> None:
         """Make a lock that is free.
 
@@ -82,12 +82,12 @@ class SharedLock:
             file: whose bytes are locked.
             byte: which of them.
             describe: says what is locked and who has it, for the message.
-            seconds: how long `acquire` waits.
+            seconds: how long `acquire` waits; LOCK_SECONDS where not given.
         """
         self._file = file
         self._byte = byte
         self._describe = describe
-        self._seconds = seconds
+        self._seconds = LOCK_SECONDS if seconds is None else seconds
         self._threads = threading.Lock()
         self._holder = 0
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
+from kvlinker_file.buckets import distinct
 from kvlinker_file.space import SlabSpace
 from kvlinker_file.tables import RowState, SharedTables
 
@@ -42,13 +43,13 @@ class Marks:
     def pin(self, rows: IndexArray) -> None:
         """Keep rows, dead or alive, with their bytes."""
         np.add.at(self._pins, rows, 1)
-        self._mark(np.unique(rows), self._tables.rows.pins)
+        self._mark(distinct(rows), self._tables.rows.pins)
 
     def unpin(self, rows: IndexArray) -> IndexArray:
         """Take back a pin on each row; return those that nobody pins any more."""
         np.add.at(self._pins, rows, -1)
-        distinct = np.unique(rows)
-        gone = distinct[self._pins[distinct] == 0]
+        once = distinct(rows)
+        gone = once[self._pins[once] == 0]
         pins = self._tables.rows.pins
         self._unmark(gone, pins)
         return np.asarray(gone[pins[gone] == _NONE], dtype=np.int64)
@@ -60,14 +61,14 @@ class Marks:
             rows: of living objects.
             until: when the hold ends whoever forgets it, in nanoseconds of the openers' clock.
         """
-        table, distinct = self._tables.rows, np.unique(rows)
-        generations = table.generation[distinct]
-        self._holds[distinct[self._held_generation[distinct] != generations]] = 0
-        self._held_generation[distinct] = generations
+        table, once = self._tables.rows, distinct(rows)
+        generations = table.generation[once]
+        self._holds[once[self._held_generation[once] != generations]] = 0
+        self._held_generation[once] = generations
         np.add.at(self._holds, rows, 1)
-        before = np.where(table.holds[distinct] == _NONE, 0, table.held_until[distinct])
-        table.held_until[distinct] = np.maximum(before, until)
-        self._mark(distinct, table.holds)
+        before = np.where(table.holds[once] == _NONE, 0, table.held_until[once])
+        table.held_until[once] = np.maximum(before, until)
+        self._mark(once, table.holds)
         return table.generation[rows].astype(np.int64)
 
     def unhold(self, rows: IndexArray, generations: IndexArray) -> None:
@@ -75,8 +76,8 @@ class Marks:
         table = self._tables.rows
         same = rows[(table.generation[rows] == generations) & (self._holds[rows] > 0)]
         np.add.at(self._holds, same, -1)
-        distinct = np.unique(same)
-        self._unmark(distinct[self._holds[distinct] <= 0], table.holds)
+        once = distinct(same)
+        self._unmark(once[self._holds[once] <= 0], table.holds)
 
     def end_holds(self, rows: IndexArray) -> None:
         """End everybody's holds on distinct rows whose object goes."""
@@ -86,14 +87,14 @@ class Marks:
         table.holds[rows] = 0
         table.generation[rows] += np.uint32(1)
 
-    def _mark(self, distinct: IndexArray, column: NDArray[np.uint64]) -> None:
-        was_idle = self._is_idle(distinct)
-        column[distinct] |= self.bit
-        self._space.count(distinct[was_idle], busy=1)
+    def _mark(self, once: IndexArray, column: NDArray[np.uint64]) -> None:
+        was_idle = self._is_idle(once)
+        column[once] |= self.bit
+        self._space.count(once[was_idle], busy=1)
 
-    def _unmark(self, distinct: IndexArray, column: NDArray[np.uint64]) -> None:
-        column[distinct] &= ~self.bit
-        self._space.count(distinct[self._is_idle(distinct)], busy=-1)
+    def _unmark(self, once: IndexArray, column: NDArray[np.uint64]) -> None:
+        column[once] &= ~self.bit
+        self._space.count(once[self._is_idle(once)], busy=-1)
 
     def _is_idle(self, rows: IndexArray) -> NDArray[np.bool_]:
         table = self._tables.rows

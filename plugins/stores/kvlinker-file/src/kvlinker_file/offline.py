@@ -169,11 +169,7 @@ def _catalog_columns(
     """Return segments, and place, time of use and key of each object in them."""
     records = catalog.segments()
     known = {record.number for record in records}
-    found = [
-        (place, used, key)
-        for place, _, used, key in catalog.objects()
-        if isinstance(place, int) and isinstance(used, int) and isinstance(key, bytes)
-    ]
+    found = [(place, used, key) for part in catalog.objects() for place, _, used, key in part]
     places = np.array([place for place, _, _ in found], dtype=np.int64)
     numbers, _ = split_places(places)
     is_known = np.isin(numbers, np.array(sorted(known), dtype=np.int64))

@@ -23,10 +23,20 @@ from kvlinker_file.catalog import (
 )
 from kvlinker_file.directory import NO_SPACE, StoreDirectory, typed_os_errors
 from kvlinker_file.options import Durability, FileStoreOptions
-from kvlinker_file.recovery import Saved, commits_of, fill_tables, record_of, sensible
+from kvlinker_file.recovery import (
+    Saved,
+    clear_seats,
+    commits_of,
+    fill_tables,
+    record_of,
+    sensible,
+    without,
+)
 from kvlinker_file.seats import Seats
+from kvlinker_file.space import SlabSpace
 from kvlinker_file.state import StoreState
 from kvlinker_file.tables import (
+    MAX_SEATS,
     DamagedTablesError,
     SharedTables,
     TableConfig,
@@ -38,6 +48,7 @@ __all__ = ["open_state"]
 
 _log = logging.getLogger(__name__)
 
+_EVERY_SEAT = (1 << MAX_SEATS) - 1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -194,6 +205,7 @@ def _open_catalog(
             catalog.check()
         tables = tables or SharedTables.make(directory, _config(options))
         tables.words[Word.COMMIT_MARK] |= np.uint64(1)
+        was_closed = bool(tables.words[Word.CHECKSUM])
         tables.words[Word.CHECKSUM] = 0
         state = _state(options, directory, catalog, tables, seats, clock)
     except BaseException:
@@ -202,6 +214,8 @@ def _open_catalog(
     try:
         if is_sound:
             state.space.refresh()
+            if not was_closed:  # whatever seats its openers had, none of them lives
+                clear_seats(tables, state.space, state.index, _EVERY_SEAT)
             _note_opening(state, facts)
         else:
             _fill(state, facts, is_trusted=is_trusted)
@@ -231,6 +245,7 @@ def _sound_tables(
         return None
     try:
         tables = SharedTables(directory, found)
+        SlabSpace(tables, directory, segment_size=0).refresh()
     except DamagedTablesError:
         return None
     if words[Word.CHECKSUM] and tables.checksum() != words[Word.CHECKSUM]:
@@ -253,7 +268,7 @@ def _is_proven(facts: Mapping[str, object]) -> bool:
 def _fill(state: StoreState, facts: Mapping[str, object], *, is_trusted: bool) -> None:
     """Make the tables from the catalog and the files, and let the catalog forget the rest."""
     catalog, directory = state.catalog, state.directory
-    saved, places = sensible(catalog.objects(), catalog.layouts())
+    saved, places = sensible(catalog)
     kept = _within_capacity(catalog.segments(), saved, state) if is_trusted else ()
     for number in directory.segment_numbers() - {record.number for record in kept}:
         directory.remove_segment(number)
@@ -262,12 +277,12 @@ def _fill(state: StoreState, facts: Mapping[str, object], *, is_trusted: bool) -
     state.tables.reserve(sum(record.slots for record in kept))
     state.tables.words[Word.COMMITS] = commits_of(facts)
     fill_tables(state.tables, state.space, state.index, records=kept, saved=objects, living=0)
-    state.counters["lost_at_open"] += len(places) - len(objects.keys)
+    state.counters["lost_at_open"] += len(places) - len(objects.places)
     numbers = {record.number for record in kept}
     _note_opening(
         state,
         facts,
-        removed=np.setdiff1d(places, objects.places).tolist(),
+        removed=without(places, objects.places),
         removed_segments=[n for n in catalog.segment_numbers() if n not in numbers],
         segments=kept,
     )

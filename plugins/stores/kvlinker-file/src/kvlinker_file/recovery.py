@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
-from kvlinker.keys import OBJECT_KEY_BYTES
-from kvlinker.store import ObjectKey
 from kvlinker_file.ages import now_micros
-from kvlinker_file.buckets import key_words
+from kvlinker_file.buckets import KEY_WORDS, distinct, key_hashes
 from kvlinker_file.catalog import Catalog, CatalogChange, SegmentRecord, split_places
 from kvlinker_file.index import ObjectIndex
 from kvlinker_file.space import SlabSpace
@@ -27,6 +24,7 @@ __all__ = [
     "make_again",
     "record_of",
     "sensible",
+    "without",
 ]
 
 _CLOCK_SLACK_MICROS = 86_400_000_000
@@ -37,7 +35,8 @@ _CLOCK_SLACK_MICROS = 86_400_000_000
 class Saved:
     """The objects that the catalog names and that make sense, in columns."""
 
-    keys: Sequence[ObjectKey]
+    keys: NDArray[np.uint64]
+    """[objects, 4]"""
     places: IndexArray
     layouts: IndexArray
     ticks: IndexArray
@@ -47,38 +46,50 @@ class Saved:
         if mask.all():
             return self
         return Saved(
-            keys=[self.keys[i] for i in np.flatnonzero(mask).tolist()],
+            keys=self.keys[mask],
             places=self.places[mask],
             layouts=self.layouts[mask],
             ticks=self.ticks[mask],
         )
 
 
-def sensible(
-    rows: Iterator[tuple[object, ...]], layouts: Mapping[int, bytes]
-) -> tuple[Saved, IndexArray]:
-    """Return what could be an object, the first of two under one key, and the places of all rows."""
-    found: dict[ObjectKey, None] = {}
-    every, columns = array("q"), array("q")
+def sensible(catalog: Catalog) -> tuple[Saved, IndexArray]:
+    """Return what could be an object, the first of two under one key, and the places of all rows.
+
+    Raises:
+        StoreError: the catalog cannot be read.
+    """
+    saved = _read(catalog)
+    known = np.array(sorted(catalog.layouts()), dtype=np.int64)
+    saved = saved.select(np.isin(saved.layouts, known))
+    return saved.select(_is_first(saved.keys)), catalog.places()
+
+
+def _read(catalog: Catalog) -> Saved:
     latest = now_micros() + _CLOCK_SLACK_MICROS
-    for place, layout, used, key in rows:
-        if not isinstance(place, int):
-            continue  # no database of ours: places are its row numbers
-        every.append(place)
-        if (
-            isinstance(layout, int)
-            and isinstance(used, int)
-            and isinstance(key, bytes)
-            and len(key) == OBJECT_KEY_BYTES
-            and place >= 0
-            and layout in layouts
-            and key not in found
-        ):
-            found[key] = None
-            columns.extend((place, layout, used if 0 <= used <= latest else 0))
-    table = np.array(columns, dtype=np.int64).reshape(-1, 3)
-    saved = Saved(keys=list(found), places=table[:, 0], layouts=table[:, 1], ticks=table[:, 2])
-    return saved, np.array(every, dtype=np.int64)
+    numbers, keys = [np.empty((0, 3), dtype=np.int64)], []
+    for part in catalog.objects():
+        *columns, names = zip(*part, strict=True)
+        numbers.append(np.array(columns, dtype=np.int64).T)
+        keys.append(b"".join(names))
+    table = np.concatenate(numbers)
+    used = table[:, 2]
+    return Saved(
+        keys=np.frombuffer(b"".join(keys), dtype="<u8").reshape(len(table), KEY_WORDS),
+        places=table[:, 0],
+        layouts=table[:, 1],
+        ticks=np.where((used >= 0) & (used <= latest), used, 0),
+    )
+
+
+def _is_first(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """[keys] whether no key before is the same."""
+    is_first = np.ones(len(keys), dtype=np.bool_)
+    if len(distinct(key_hashes(keys))) < len(keys):
+        names = np.ascontiguousarray(keys).view(f"V{8 * KEY_WORDS}").reshape(-1)
+        is_first[:] = False
+        is_first[np.unique(names, return_index=True)[1]] = True
+    return is_first
 
 
 def record_of(places: IndexArray, records: Sequence[SegmentRecord]) -> IndexArray:
@@ -112,7 +123,7 @@ def make_again(
         StoreError: the catalog cannot be read.
         OSError: there is no space for the tables.
     """
-    saved, places = sensible(catalog.objects(), catalog.layouts())
+    saved, places = sensible(catalog)
     records = _apart(catalog.segments(), tables.config)
     objects = saved.select(record_of(saved.places, records) >= 0)
     tables.restore_header(max([0, *(record.end_row for record in records)]))
@@ -121,9 +132,17 @@ def make_again(
     fill_tables(tables, space, index, records=records, saved=objects, living=living)
     numbers = {record.number for record in records}
     return CatalogChange(
-        removed=np.setdiff1d(places, objects.places).tolist(),
+        removed=without(places, objects.places),
         removed_segments=[n for n in catalog.segment_numbers() if n not in numbers],
     )
+
+
+def without(places: IndexArray, kept: IndexArray) -> list[int]:
+    """Return the places, each named once, that are not among the kept ones, which all are among them."""
+    if len(places) == len(kept):
+        return []
+    found: list[int] = np.setdiff1d(places, kept, assume_unique=True).tolist()
+    return found
 
 
 def commits_of(facts: Mapping[str, object]) -> int:
@@ -185,6 +204,7 @@ def fill_tables(
         max(latest, int(words[Word.LAST_TICK])), now_micros() + _CLOCK_SLACK_MICROS
     )
     index.fill_buckets()
+    index.adopt_leaving()
 
 
 def _fill_rows(
@@ -193,7 +213,7 @@ def _fill_rows(
     table = tables.rows
     starts = np.array([record.first_row for record in records], dtype=np.int64)
     rows = starts[record_of(saved.places, records)] + split_places(saved.places)[1]
-    keys = key_words(saved.keys)
+    keys = saved.keys
     before = table.state.copy()
     table.pins[:] &= np.uint64(living)
     table.holds[:] &= np.uint64(living)
@@ -204,8 +224,12 @@ def _fill_rows(
         is_taken = is_kept & (before[own] == RowState.TAKEN)
         state[own][is_kept] = RowState.LEAVING
         state[own][is_taken] = RowState.TAKEN
-    state[rows] = RowState.LIVING
-    is_same = (before[rows] == RowState.LIVING) & np.all(table.key[rows] == keys, axis=1)
+    has_key = np.all(table.key[rows] == keys, axis=1)
+    is_leaving = (before[rows] == RowState.LEAVING) & has_key
+    state[rows] = np.where(
+        is_leaving, RowState.LEAVING, RowState.LIVING
+    )  # a removal that was not saved
+    is_same = (before[rows] == RowState.LIVING) & has_key
     changed = np.ones(len(table), dtype=np.bool_)
     changed[rows[is_same]] = False
     table.holds[changed] = 0
@@ -216,7 +240,8 @@ def _fill_rows(
     table.key[new], table.layout[rows] = keys[~is_same], saved.layouts
     table.tick[new] = saved.ticks[~is_same]
     table.saved_tick[rows] = saved.ticks
-    table.is_saved[:] = state == RowState.LIVING
+    table.is_saved[:] = False
+    table.is_saved[rows] = True
     table.state[:] = state
 
 

@@ -8,6 +8,7 @@ import os
 from kvlinker.errors import StoreError
 from kvlinker_file.catalog import SegmentRecord
 from kvlinker_file.directory import NO_SPACE
+from kvlinker_file.sections import UnsettledError
 from kvlinker_file.segments import Segment, SlotKind
 from kvlinker_file.space import Taken
 from kvlinker_file.state import StoreState
@@ -115,7 +116,7 @@ class _Search:
                 state.count("disk_full")
                 self._may_grow = False
                 return False
-            with state.changing():
+            with state.sections.settling():
                 state.space.add(record)
         return True
 
@@ -141,6 +142,8 @@ class _Search:
                     self._may_grow |= is_gone  # even a full disk has room again
                 elif len(rows):
                     state.commit()
+            except UnsettledError:
+                raise
             except OSError:
                 with state.changing():
                     index.restore(rows)
@@ -162,6 +165,8 @@ def _make_segment(state: StoreState, record: SegmentRecord) -> None:
         if state.is_durable:
             state.directory.sync()
         state.commit(segments=[record])
+    except UnsettledError:
+        raise
     except BaseException:
         state.directory.remove_segment(record.number)
         raise
@@ -180,10 +185,12 @@ def _move_segment(state: StoreState, segment: Segment, kind: SlotKind) -> bool:
     try:
         state.directory.check_segment(segment.number, segment.file_bytes)
         state.commit(segments=[record])
+    except UnsettledError:
+        raise
     except StoreError:
         with state.changing():
             state.space.retire(segment, is_retired=False)
         raise
-    with state.changing():
+    with state.sections.settling():
         state.space.add(record)
     return True

@@ -18,10 +18,14 @@ from kvlinker.errors import KVLinkerError, StoreError
 from kvlinker_file.directory import StoreDirectory
 from kvlinker_file.tables import DamagedTablesError, SharedTables, Word
 
-__all__ = ["Sections"]
+__all__ = ["Sections", "UnsettledError"]
 
 _ONE = np.uint64(1)
 _REPAIRS = 8
+
+
+class UnsettledError(StoreError):
+    """The catalog knows a change that the tables do not: the next one to commit makes them again."""
 
 
 class Sections:
@@ -50,6 +54,7 @@ class Sections:
         self._refresh = refresh
         self._recover = recover
         self._sweep = sweep
+        self._is_unsettled = False
         self._commit = directory.commit_lock
         self._change = directory.tables_lock(self._describe)
 
@@ -81,11 +86,28 @@ class Sections:
             yield True
 
     @contextmanager
+    def settling(self) -> Iterator[None]:
+        """Bring what the catalog knows into the tables; within `committing`.
+
+        Raises:
+            UnsettledError: that could not be done; the catalog stays as it is.
+        """
+        self._is_unsettled = True
+        try:
+            with self.changing():
+                yield
+        except OSError as error:
+            msg = f"file store {self._directory.path}: the index is behind its catalog: {error}"
+            raise UnsettledError(msg) from error
+        self._is_unsettled = False
+
+    @contextmanager
     def _committed(self) -> Iterator[None]:
         try:
             self._directory.note_commit()
             if self._is_odd(Word.COMMIT_MARK):
                 self._make_again()
+            self._is_unsettled = False
             with self._marked(Word.COMMIT_MARK):
                 yield
         finally:
@@ -169,7 +191,11 @@ class Sections:
         self._tables.words[word] |= _ONE
         try:
             yield
+        except UnsettledError:
+            raise
         except (KVLinkerError, OSError):
+            if word is Word.COMMIT_MARK and self._is_unsettled:
+                raise
             self._tables.words[word] += _ONE
             raise
         self._tables.words[word] += _ONE

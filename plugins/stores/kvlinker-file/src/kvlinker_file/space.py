@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvlinker.description import IndexArray
+from kvlinker_file.buckets import distinct
 from kvlinker_file.catalog import BASE_BYTES, SLOT_BYTES, SegmentRecord
 from kvlinker_file.directory import StoreDirectory
 from kvlinker_file.segments import Segment, SlotKind
@@ -150,7 +151,7 @@ class SlabSpace:
     def segments_of(self, rows: IndexArray) -> Iterator[tuple[Segment, IndexArray]]:
         """Yield each segment that some of the rows belong to, and the positions of these."""
         entries = self.entries_of(rows)
-        for entry in np.unique(entries).tolist():
+        for entry in distinct(entries).tolist():
             if entry >= 0:
                 yield self._segments[entry], np.flatnonzero(entries == entry)
 

@@ -26,7 +26,7 @@ from kvlinker_file.marks import Marks
 from kvlinker_file.options import Durability, FileStoreOptions
 from kvlinker_file.recovery import clear_seats, make_again
 from kvlinker_file.seats import Seats
-from kvlinker_file.sections import Sections
+from kvlinker_file.sections import Sections, UnsettledError
 from kvlinker_file.segments import Segment, SlotBlock, SlotKind
 from kvlinker_file.space import SlabSpace, Taken
 from kvlinker_file.tables import SharedTables, Word
@@ -319,6 +319,7 @@ class StoreState:
         """Save a change together with all removals; the caller is committing, and changes no tables.
 
         Raises:
+            UnsettledError: it was saved, and the tables do not know it.
             StoreError: the catalog cannot be written; nothing of it was saved.
         """
         with self.changing():
@@ -336,7 +337,7 @@ class StoreState:
                     facts=() if self.is_durable or not added else (("synced", 0),),
                 )
             )
-        with self.changing():
+        with self.sections.settling():
             self.index.forget(leaving)
             self.index.settle()
 
@@ -376,6 +377,8 @@ class StoreState:
         """
         try:
             self.commit(removed_segments=[segment.number for segment in segments])
+        except UnsettledError:
+            raise
         except StoreError:
             with self.changing():
                 for segment in segments:
@@ -383,7 +386,7 @@ class StoreState:
             raise
         for segment in segments:
             self.directory.remove_segment(segment.number)
-        with self.changing():
+        with self.sections.settling():
             for segment in segments:
                 self.space.remove(segment)
 

@@ -21,6 +21,7 @@ from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
 from kvlinker_file.catalog import layout_number
 from kvlinker_file.index import ABSENT, NewObjects
 from kvlinker_file.room import find_room
+from kvlinker_file.sections import UnsettledError
 from kvlinker_file.segments import SlotBlock, SlotKind, checksum
 from kvlinker_file.space import Taken
 from kvlinker_file.state import StoreState
@@ -246,11 +247,13 @@ def _publish(state: StoreState, works: Sequence[_Work]) -> None:
             work.taken = _unused(work.taken, item)
         try:
             state.commit(added=saved, layouts=_layouts_of(works))
+        except UnsettledError:
+            raise
         except StoreError:
             for work, all_of_it in zip(works, taken, strict=True):
                 work.taken = all_of_it
             raise
-        with state.changing():
+        with state.sections.settling():
             for item in new:
                 state.index.add(item)
     state.count("written", sum(len(item.keys) for item in new))
