@@ -76,8 +76,8 @@ class Worker:
                     self.linker, store, config.metrics, model=namespace.model_id, place=place
                 )
                 opened.callback(exporter.close)
+            _log_start(explain(description, registry, strategy=selection.name), store, config)
             self._opened = opened.pop_all()
-        _log_start(explain(description, registry, strategy=selection.name), store, config)
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._at_exit)
 
