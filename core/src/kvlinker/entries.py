@@ -226,9 +226,9 @@ class DevicePoolEntry:
             life=self._life,
         )
 
-    def _columns_of(self, layer: int) -> SpanColumns:
+    def _columns_of(self, *layers: int) -> SpanColumns:
         count = len(self._components[0])
-        positions = self.layer_mapping[layer]
+        positions = dict.fromkeys(p for layer in layers for p in self.layer_mapping[layer])
         chosen = [
             component * count + position
             for component in range(len(self._components))
@@ -303,6 +303,15 @@ class DevicePoolEntry:
         columns = self._layer_columns.get(layer)
         if columns is None:
             return None
+        return TransferPlan(pages=pages, spans=columns, part_bytes=self.part_bytes)
+
+    def layers_plan(self, pages: PreparedPages, layers: Iterable[int]) -> TransferPlan | None:
+        """Return the plan of the ranges of several layers, each once, or None where none of them has anything here."""
+        mapped = [layer for layer in layers if layer in self._layer_columns]
+        if len(mapped) < 2:  # noqa: PLR2004  # one layer's columns are there already
+            return self.layer_plan(pages, mapped[0]) if mapped else None
+        self._check_prepared(pages)
+        columns = self._columns_of(*mapped)
         return TransferPlan(pages=pages, spans=columns, part_bytes=self.part_bytes)
 
     def _check_prepared(self, pages: PreparedPages) -> None:

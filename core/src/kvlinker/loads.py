@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -229,14 +229,25 @@ class LoadQueue:
                 self._read_pool(batch, pool, parts, plan, access)
             batch.complete_layers(self._group.num_layers)
             return
-        for layer in range(self._group.num_layers):
+        for layers in self._runs(batch.loading):
             for pool, parts in sessions:
-                layer_plan = pool.entry.layer_plan(pool.pages, layer)
-                if layer_plan is not None:
-                    self._read_pool(batch, pool, parts, layer_plan, access)
-            batch.complete_layers(layer + 1)
+                layers_plan = pool.entry.layers_plan(pool.pages, layers)
+                if layers_plan is not None:
+                    self._read_pool(batch, pool, parts, layers_plan, access)
+            batch.complete_layers(layers.stop)
             if batch.failed >= batch.rids:
                 return
+
+    def _runs(self, pools: Sequence[PoolLoad]) -> Iterator[range]:
+        """Yield the layers that are read together, in order."""
+        limited = self._store.capabilities.max_ranges_per_call is not None
+        least = 1 if limited else self._options.min_read_bytes
+        first, gathered = 0, 0
+        for layer in range(self._group.num_layers):
+            gathered += sum(_layer_bytes(pool, layer) for pool in pools) if least > 1 else 1
+            if gathered >= least or layer == self._group.num_layers - 1:
+                yield range(first, layer + 1)
+                first, gathered = layer + 1, 0
 
     def _open(self, batch: LoadBatch, pool: PoolLoad, stack: ExitStack) -> list[ReadSession]:
         sessions = []
@@ -353,6 +364,11 @@ def _check_wanted(batch: LoadBatch) -> None:
     if batch.permit.is_revoked:
         msg = f"batch {batch.index} was given up"
         raise TransferRevokedError(msg)
+
+
+def _layer_bytes(pool: PoolLoad, layer: int) -> int:
+    plan = pool.entry.layer_plan(pool.pages, layer)
+    return 0 if plan is None else plan.total_bytes
 
 
 def _widest(pool: PoolLoad, *, ranged: bool) -> int:
