@@ -19,7 +19,7 @@ def test_a_store_is_all_that_must_be_said() -> None:
 
     assert config.store.plugin == "file"
     assert config.store.options == FILE["options"]
-    assert config.linker_options() == LinkerOptions()
+    assert config.linker_options() == LinkerOptions(min_read_bytes=8 << 20)
     assert config.namespace.model_id is None
     assert config.plugins is None
     assert config.strategy is None
@@ -85,7 +85,7 @@ def test_every_problem_is_named_at_once() -> None:
 
 
 def test_limits_are_those_of_the_core() -> None:
-    limits = {"load_seconds": 2.5, "max_queued_offloads": 7}
+    limits = {"load_seconds": 2.5, "max_queued_offloads": 7, "min_read_bytes": 1}
 
     config = parse_config({"store": FILE, "limits": limits, "min_hit_tokens": 96})
 

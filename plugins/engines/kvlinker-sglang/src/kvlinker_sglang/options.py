@@ -24,6 +24,9 @@ __all__ = [
     "parse_config",
 ]
 
+_MIN_READ_BYTES = 8 << 20
+"""Short prefixes come in few reads, which a call for each layer would cost more than their bytes
+(`benchmarks/sglang/bench_sglang.py`); from some hundred tokens on a layer is as long."""
 _LIMITS = tuple(item.name for item in fields(LinkerOptions) if item.name != "min_hit_tokens")
 _Name = Annotated[str, Field(min_length=1)]
 
@@ -110,7 +113,8 @@ class WorkerConfig(_Config):
             ContractError: one is not above 0.
         """
         counts = {item.name for item in fields(LinkerOptions) if item.type == "int"}
-        values = {
+        values: dict[str, float] = {"min_read_bytes": _MIN_READ_BYTES}
+        values |= {
             name: int(value) if name in counts else value for name, value in self.limits.items()
         }
         return LinkerOptions(**values, min_hit_tokens=self.min_hit_tokens)  # type: ignore[arg-type]  # whole numbers where counts are asked for
