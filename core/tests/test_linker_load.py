@@ -263,6 +263,19 @@ def test_l4_without_a_consumer_nothing_is_waited_for() -> None:
         counter.wait_until(0)
 
 
+def test_l4_an_engine_can_read_which_batch_it_waits_on() -> None:
+    with linked() as rig:
+        rig.keep(KEYS)
+        index = rig.start("a", KEYS)
+        counter = rig.linker.layer_done_counter
+        before = counter.consumer_index
+
+        counter.set_consumer(index)
+
+        assert (before, counter.consumer_index) == (-1, index)
+        assert rig.linker.finish_layer_wise_loading(index)
+
+
 def test_l1_waiting_with_what_is_no_index_or_layer_raises_nothing() -> None:
     with linked() as rig:
         rig.keep(KEYS)

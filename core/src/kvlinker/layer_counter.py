@@ -26,6 +26,11 @@ class LayerCounter:
         self._failures = failures
         self._consumer = -1
 
+    @property
+    def consumer_index(self) -> int:
+        """The batch that is waited on; -1 for none. Engines read it before they wait for several layers."""
+        return self._consumer
+
     def set_consumer(self, index: int) -> None:
         """Wait on the batch that `start_layer_wise_loading` returned; -1 for none."""
         self._consumer = index
