@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
+from described_hybrids import HYBRIDS
 from real_pools import heads_pool, latent_pool, sparse_pool, v4_pool, windows_pool
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
@@ -109,6 +110,13 @@ _SWA = (
         drafts=_beside(partial(heads_pool, layers=1)),
     ),
     _example(
+        "swa-drafts_full",
+        windows_pool,
+        excused=_HEADS,
+        facts=_window,
+        drafts=_packed(partial(windows_pool, full=(), sliding=(0,), in_full_slots=True)),
+    ),
+    _example(
         "swa-drafts_packed",
         windows_pool,
         excused=_HEADS,
@@ -191,4 +199,4 @@ _V4 = (
         drafts=_packed(partial(v4_pool, (0,), draft=True, speculative="DSPARK")),
     ),
 )
-DESCRIBED = (*_MHA, *_SWA, *_MLA, *_DSA, *_V4)
+DESCRIBED = (*_MHA, *_SWA, *_MLA, *_DSA, *_V4, *HYBRIDS)

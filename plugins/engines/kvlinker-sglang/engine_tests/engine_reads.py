@@ -7,10 +7,16 @@ from dataclasses import dataclass
 
 import torch
 from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
-from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import (
+    DSATokenToKVPool,
+    HybridLinearKVPool,
+    HybridReqToTokenPool,
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+)
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-__all__ = ["Rows", "contents", "fill_at_random", "overwrite", "rows_of"]
+__all__ = ["Rows", "contents", "fill_at_random", "overwrite", "rows_of", "state_rows"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,10 @@ def rows_of(
     """
     if isinstance(pool, SWAKVPool):
         yield from rows_of(pool.full_kv_pool, kv, swa)
-        yield from rows_of(pool.swa_kv_pool, swa, swa)
+        windows = kv if pool.swa_uses_full_indices else swa
+        yield from rows_of(pool.swa_kv_pool, windows, windows)
+    elif isinstance(pool, HybridLinearKVPool):
+        yield from rows_of(pool.full_kv_pool, kv, swa, without_index=without_index)
     elif isinstance(pool, MHATokenToKVPool):
         numbers = _pages(kv, pool.page_size) if pool.use_hnd else kv
         yield from (Rows(buffer, numbers) for buffer in (*pool.k_buffer, *pool.v_buffer))
@@ -67,6 +76,19 @@ def rows_of(
         yield from _v4_rows(pool, kv, swa)
     else:
         raise TypeError(type(pool))
+
+
+def state_rows(requests: object, slots: torch.Tensor) -> Iterator[Rows]:
+    """Yield the rows that hold whole states: int64 [slots]; none where requests have no states."""
+    if not isinstance(requests, HybridReqToTokenPool):
+        return
+    kept = [requests.mamba_pool.mamba_cache.temporal, *requests.mamba_pool.mamba_cache.conv]
+    if requests.short_conv_pool.enabled:
+        kept.append(requests.short_conv_pool.conv_state)
+    for layers in kept:
+        yield from (Rows(layer, slots) for layer in layers if layer.numel())
+    if requests.ngram_pool.enabled:
+        yield Rows(requests.ngram_pool.context, slots)
 
 
 def _v4_rows(pool: object, kv: torch.Tensor, swa: torch.Tensor) -> Iterator[Rows]:

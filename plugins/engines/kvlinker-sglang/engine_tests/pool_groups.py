@@ -22,6 +22,8 @@ class PoolGroup:
 
     target: object
     drafts: tuple[object, ...]
+    requests: object
+    """The pool of requests, where it was asked for."""
     description: KVCacheDescription
     group: DevicePoolGroup
 
@@ -47,6 +49,7 @@ def group_of(example: PoolExample) -> PoolGroup:
     return PoolGroup(
         target=target,
         drafts=tuple(drafts),
+        requests=extras.get("req_to_token_pool"),
         description=description,
         group=build_group(select_strategy(description, registry), description),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from types import SimpleNamespace
 
 import torch
 from sglang.srt.environ import envs
@@ -12,8 +13,10 @@ from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_context, get_exec, get_spec
+from transformers import PretrainedConfig
 
 __all__ = [
+    "MODEL_CONFIG",
     "V4_FLASH",
     "V4_PRO",
     "heads_pool",
@@ -27,13 +30,24 @@ __all__ = [
 V4_FLASH = (0, 0, *(4, 128) * 20, 4)
 V4_PRO = (128, 128, *(4, 128) * 29, 4)
 """Compress ratios of the models' layers (config.json, without the MTP layer)."""
+MODEL_CONFIG = PretrainedConfig.from_dict(
+    {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "index_topk": 2048,
+        "indexer_types": ["full"] * 3,
+        "mamba_chunk_size": 1,
+    }
+)
+"""What the server's model says of itself: each layer of sparse attention has an index of its own."""
 
 
 @cache
 def publish_configuration() -> None:
     """Let this process's pools ask for the server's configuration: a server of one rank on the CPU."""
     torch.set_num_threads(1)
-    get_context().override_server_args(device="cpu").install()
+    get_context().override_server_args(
+        device="cpu", _model_config=SimpleNamespace(hf_config=MODEL_CONFIG)
+    ).install()
 
 
 def heads_pool(
@@ -79,15 +93,19 @@ def windows_pool(
     pages: int = 16,
     window_pages: int = 8,
     head_major: bool = False,
+    in_full_slots: bool = False,
     **classes: object,
 ) -> object:
-    """Return an `SWAKVPool`: of two pools of K and V, unless SGLang's arguments name other classes."""
+    """Return an `SWAKVPool`: of two pools of K and V, unless SGLang's arguments name other classes.
+
+    One `in_full_slots` has windows at every slot of the full pool, as SGLang makes it for some drafts.
+    """
     publish_configuration()
 
     with envs.SGLANG_USE_HND_KVCACHE.override(head_major):
-        return SWAKVPool(
+        pool = SWAKVPool(
             size=pages * page_size,
-            size_swa=window_pages * page_size,
+            size_swa=(pages if in_full_slots else window_pages) * page_size,
             page_size=page_size,
             dtype=dtype,
             head_num=heads,
@@ -97,6 +115,8 @@ def windows_pool(
             device="cpu",
             **classes,
         )
+    pool.swa_uses_full_indices = in_full_slots
+    return pool
 
 
 def latent_pool(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 import torch
 from described_pools import DESCRIBED
-from engine_reads import Rows, contents, fill_at_random, overwrite, rows_of
+from engine_reads import Rows, contents, fill_at_random, overwrite, rows_of, state_rows
 from pool_groups import PoolGroup, group_of
 
 from kvlinker.description import IndexerKind
@@ -22,16 +22,20 @@ from kvlinker.transfers import HitPolicy, PoolTransfer
 
 NAMESPACE = KeyNamespace(model_id="tiny", producer="sglang")
 KEYS = ("first", "second")
-POLICIES = {"kv": HitPolicy.ALL_PAGES, "swa": HitPolicy.TRAILING_PAGES}
-STORED = {"kv": (3, 1), "swa": (2, 4)}
-LOADED = {"kv": (1, 4), "swa": (3, 1)}
-"""Pages of both index spaces, in the order of the keys."""
+POLICIES = {
+    "kv": HitPolicy.ALL_PAGES,
+    "swa": HitPolicy.TRAILING_PAGES,
+    "mamba": HitPolicy.TRAILING_PAGES,
+}
+STORED = {"kv": (3, 1), "swa": (2, 4), "mamba": (5, 2)}
+LOADED = {"kv": (1, 4), "swa": (3, 1), "mamba": (2, 7)}
+"""Pages of the index spaces, in the order of the keys; a state is a page of one slot."""
 
 Pages = Mapping[str, tuple[int, ...]]
 
 
-def slots(worker: PoolGroup, pages: tuple[int, ...]) -> torch.Tensor:
-    size = worker.group.page_size
+def slots(worker: PoolGroup, pages: tuple[int, ...], size: int | None = None) -> torch.Tensor:
+    size = size or worker.group.page_size
     return torch.cat([torch.arange(page * size, (page + 1) * size) for page in pages])
 
 
@@ -40,7 +44,7 @@ def transfers(worker: PoolGroup, pages: Pages) -> list[PoolTransfer]:
         PoolTransfer(
             name=name,
             keys=KEYS,
-            device_indices=slots(worker, pages[name]),
+            device_indices=slots(worker, pages[name], 1 if name == "mamba" else None),
             hit_policy=POLICIES[name],
         )
         for name in sorted(set(worker.group.sources.values()))
@@ -50,10 +54,13 @@ def transfers(worker: PoolGroup, pages: Pages) -> list[PoolTransfer]:
 def rows(worker: PoolGroup, pages: Pages) -> list[Rows]:
     kv, swa = slots(worker, pages["kv"]), slots(worker, pages["swa"])
     layers = worker.description.layers
-    shared = [facts.layer for facts in layers if facts.indexer is IndexerKind.SHARED]
+    indexers = [facts.indexer for facts in layers if facts.indexer is not IndexerKind.NONE]
+    shared = [place for place, kind in enumerate(indexers) if kind is IndexerKind.SHARED]
+    states = slots(worker, pages["mamba"], 1)
     return [
         *rows_of(worker.target, kv, swa, without_index=shared),
         *(found for draft in worker.drafts for found in rows_of(draft, kv, swa)),
+        *state_rows(worker.requests, states),
     ]
 
 
@@ -120,6 +127,10 @@ def test_g5_every_way_of_keeping_values_has_keys_of_its_own() -> None:
     same = {
         "mha-second_stage": "its layers are in the keys beside the fingerprint",
         "mha-fp8_on_cpu": "the same values as mha-fp8, under another type",
+        "swa-drafts_full": "a draft without windows is addressed alike",
+        "hybrid-mha-extra_buffer": "states are tracked at other times",
+        "hybrid-mha-replay": "rings of updates are no part of a state",
+        "hybrid-mla-envelope": "states lie elsewhere, and have the same bytes",
         "dsa-dead_indexer": "a dead index is left out like an absent one",
     }
     different = {name: digest for name, digest in fingerprints.items() if name not in same}

@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from described_pools import DESCRIBED
+from hybrid_pools import HybridWorker, hybrid_pool, request_pool
 from real_pools import sparse_pool, v4_pool
-from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, NoOpMHATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import NoOpMHATokenToKVPool
 
 import kvlinker_sglang
 from kvlinker.testing.engines import EngineAdapterTests, PoolExample
@@ -19,6 +20,9 @@ def bare(kind: type) -> object:
     return instance
 
 
+int8_states = HybridWorker(partial(request_pool, int8_checkpoints=True), hybrid_pool)
+
+
 class TestSGLang(EngineAdapterTests):
     plugin = kvlinker_sglang
     engine = "sglang"
@@ -26,7 +30,9 @@ class TestSGLang(EngineAdapterTests):
     pools = DESCRIBED
     unsupported = (
         PoolExample(name="no_op", make=partial(bare, NoOpMHATokenToKVPool), page_size=16),
-        PoolExample(name="hybrid_linear", make=partial(bare, HybridLinearKVPool), page_size=16),
+        PoolExample(
+            name="int8_states", make=int8_states.pool, extras=int8_states.extras, page_size=16
+        ),
         PoolExample(name="folded_index", make=partial(sparse_pool, index_kpool=2), page_size=128),
         PoolExample(name="v4.1", make=partial(v4_pool, (0, 1, 4)), page_size=256),
     )

@@ -39,6 +39,7 @@ DESCRIBED_CLASSES = {
     "SWAKVPool",
     "MLATokenToKVPool",
     "DSATokenToKVPool",
+    "HybridLinearKVPool",
     "DeepSeekV4TokenToKVPool",
 }
 
@@ -380,14 +381,6 @@ def test_drafts_that_are_kept_otherwise_than_their_target_are_refused(
     for name in (PACKED, BESIDE):
         with pytest.raises(UnsupportedKVCacheError, match=message):
             describe(target(), page_size, extras={name: (draft(),)})
-
-
-def test_draft_windows_under_slots_of_the_full_pool_are_refused() -> None:
-    draft = windows_pool(full=(), sliding=(0,))
-    draft.swa_uses_full_indices = True  # type: ignore[attr-defined]  # as the engine sets it
-
-    with pytest.raises(UnsupportedKVCacheError, match="slots of the full pool"):
-        describe(windows_pool(), facts={"sliding_window": 40}, extras={PACKED: (draft,)})
 
 
 def test_drafts_in_other_pages_are_refused() -> None:

@@ -76,6 +76,7 @@ class PoolName(StrEnum):
 
     KV = "kv"
     SWA = "swa"
+    MAMBA = "mamba"
 
 
 class Updater:

@@ -35,7 +35,7 @@ def test_other_engines_caches_are_declined_whatever_they_are() -> None:
 @pytest.mark.parametrize(
     ("name", "module", "remedy"),
     [
-        ("HybridLinearKVPool", POOLS, "without a linker for this model"),
+        ("MiniMaxSparseKVPool", POOLS, "without a linker for this model"),
         ("MHATokenToKVPoolMXFP8", POOLS, "--kv-cache-dtype fp8_e4m3"),
         (
             "UnifiedMHATokenToKVPool",

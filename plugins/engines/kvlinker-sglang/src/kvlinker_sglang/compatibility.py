@@ -59,7 +59,7 @@ _PARAMETER_FIELDS = frozenset(
     }
 )
 _POLICIES = frozenset({"all_pages", "trailing_pages"})
-_POOLS = frozenset({"kv", "swa"})
+_POOLS = frozenset({"kv", "mamba", "swa"})
 
 
 class HostKey(Protocol):

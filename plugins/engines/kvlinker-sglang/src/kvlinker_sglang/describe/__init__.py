@@ -11,6 +11,7 @@ What the caller states beside the pool, in the request:
   description repeats it, for a window that does not slide is no window.
 * `facts["shared_index_layers"]`: global numbers of the DSA layers that select by another layer's index; without it,
   every index buffer that has rows counts as read (`kvlinker_sglang.describe.sparse.shared_index_layers` finds them).
+* `extras["req_to_token_pool"]`: the pool of requests, needed where the model keeps states: they are reached through it.
 * `extras["mtp_draft_device_pools"]` and `extras["sidecar_draft_device_pools"]`: the draft pools, as tuples under
   SGLang's own names (`CacheInitParams`).
 """
@@ -28,12 +29,15 @@ from kvlinker_sglang.describe.deepseek_v4 import describe as describe_v4
 from kvlinker_sglang.describe.engine import require_platform
 from kvlinker_sglang.describe.heads import POOL as HEADS_POOL
 from kvlinker_sglang.describe.heads import describe as describe_heads
+from kvlinker_sglang.describe.hybrids import POOL as HYBRID_POOL
+from kvlinker_sglang.describe.hybrids import describe as describe_hybrid
 from kvlinker_sglang.describe.latent import POOL as LATENT_POOL
 from kvlinker_sglang.describe.latent import describe as describe_latent
 from kvlinker_sglang.describe.refusals import refusal_of
 from kvlinker_sglang.describe.requests import check_request
 from kvlinker_sglang.describe.sparse import POOL as SPARSE_POOL
 from kvlinker_sglang.describe.sparse import describe as describe_sparse
+from kvlinker_sglang.describe.states import require_no_states
 from kvlinker_sglang.describe.windows import POOL as WINDOWS_POOL
 from kvlinker_sglang.describe.windows import describe as describe_windows
 
@@ -47,6 +51,7 @@ _DESCRIBERS: Mapping[str, _Describe] = MappingProxyType(
         LATENT_POOL: describe_latent,
         SPARSE_POOL: describe_sparse,
         V4_POOL: describe_v4,
+        HYBRID_POOL: describe_hybrid,
     }
 )
 """By the exact class."""
@@ -57,7 +62,7 @@ def describe_pool(pool: object, request: DescribeRequest) -> KVCacheDescription 
 
     Raises:
         UnsupportedKVCacheError: the pool is SGLang's and is not described; the text names it, why, and what to do.
-        ContractError: the page sizes differ, or the request lacks a fact that the pool needs.
+        ContractError: the page sizes differ, or the request lacks what the pool needs.
     """
     if not is_of_sglang(pool):
         return None
@@ -66,4 +71,6 @@ def describe_pool(pool: object, request: DescribeRequest) -> KVCacheDescription 
         raise refusal_of(pool)
     check_request(request)
     require_platform()
+    if describe is not describe_hybrid:
+        require_no_states(pool, request)
     return describe(pool, request)

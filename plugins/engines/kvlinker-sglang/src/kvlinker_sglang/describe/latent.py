@@ -21,7 +21,7 @@ from kvlinker_sglang.describe.requests import draft_pools, require_page_size
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["POOL", "LatentPool", "describe", "latents_of"]
+__all__ = ["POOL", "LatentPool", "describe", "latent_facts", "latent_pool", "latents_of"]
 
 POOL = "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool"
 
@@ -45,12 +45,12 @@ class LatentPool(Protocol):
 
 def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
     """Return the description of a worker's pool and its drafts; see `describe_pool`."""
-    target = _latent_pool(pool, "the pool", request)
-    facts = _facts(target, "the pool")
+    target = latent_pool(pool, "the pool", request)
+    facts = latent_facts(target, "the pool")
     drafts = []
     for i, draft in enumerate(draft_pools(request)):
-        drafts.append(_latent_pool(draft, f"draft pool {i}", request))
-        require_same_facts(_facts(drafts[i], f"draft pool {i}"), facts, f"draft pool {i}")
+        drafts.append(latent_pool(draft, f"draft pool {i}", request))
+        require_same_facts(latent_facts(drafts[i], f"draft pool {i}"), facts, f"draft pool {i}")
     buffers = {"latent": spans_of("latent", latents_of(target))}
     if drafts:
         buffers["draft_latent"] = spans_of("draft_latent", *map(latents_of, drafts))
@@ -70,7 +70,13 @@ def latents_of(pool: LatentPool) -> HeldTensors:
     return lambda: pool.kv_buffer
 
 
-def _latent_pool(pool: object, where: str, request: DescribeRequest) -> LatentPool:
+def latent_pool(pool: object, where: str, request: DescribeRequest) -> LatentPool:
+    """Return a pool after checking that it is one of latents in pages of the tree's.
+
+    Raises:
+        UnsupportedKVCacheError: it is of another class, or keeps its values in another way.
+        ContractError: its pages are not the tree's.
+    """
     require_class(pool, POOL, where)
     if not isinstance(pool, LatentPool):
         raise changed(pool, LatentPool)
@@ -84,7 +90,12 @@ def _latent_pool(pool: object, where: str, request: DescribeRequest) -> LatentPo
     return pool
 
 
-def _facts(pool: LatentPool, where: str) -> dict[str, Fact]:
+def latent_facts(pool: LatentPool, where: str) -> dict[str, Fact]:
+    """Return how a pool keeps its values.
+
+    Raises:
+        UnsupportedKVCacheError: the type of values is not described.
+    """
     return {
         "kv_format": value_format(pool.dtype, pool.store_dtype, where),
         "latent_values": pool.kv_lora_rank + pool.qk_rope_head_dim,

@@ -36,10 +36,6 @@ _BY_CLASS: Mapping[str, str] = MappingProxyType(
         f"{_POOLS}.PageMajorMHATokenToKVPool": (
             "a row holds a page of all layers; run SGLang without --enable-page-major-kv-layout"
         ),
-        f"{_POOLS}.HybridLinearKVPool": (
-            "the model's linear-attention layers keep states beside it, and a prefix without its states is wrong; "
-            "run SGLang without a linker for this model"
-        ),
         f"{_POOLS}.MHATokenToKOnlyPool": f"it keeps index keys alone: {_ALONE}",
         f"{_POOLS}.MiniMaxSparseKVPool": (
             "it keeps index keys beside K and V, which no model plugin lays out; "
@@ -60,6 +56,10 @@ _BY_MODULE: Mapping[str, str] = MappingProxyType(
         ),
         "sglang.srt.mem_cache.unified_draft_pool": (
             "a fused draft lies inside the target's unified memory; run SGLang without --enable-unified-memory"
+        ),
+        "sglang.srt.disaggregation.decode": (
+            "requests of a decode server of disaggregated serving get their KV from a prefill server; "
+            "run SGLang without a linker on decode servers"
         ),
         "sglang.srt.mem_cache.page_interleave_pool": (
             "its pages are interleaved over the ranks; run SGLang without --enable-kv-cache-sharding"

@@ -13,6 +13,7 @@ __all__ = [
     "DRAFT_STATES",
     "SHARED_INDEX_LAYERS",
     "SLIDING_WINDOW",
+    "STATES_BESIDE",
     "check_request",
     "draft_pools",
     "require_page_size",
@@ -32,8 +33,10 @@ DRAFTS_BESIDE = "sidecar_draft_device_pools"
 """Extra: a tuple of the pool of a draft model that is no MTP layer, such as EAGLE's."""
 DRAFT_STATES = "mtp_draft_mamba_pools"
 """Extra: a tuple of state pools of MTP depths, refused where there are any."""
+STATES_BESIDE = "req_to_token_pool"
+"""Extra: the pool of requests, through which states are reached where the model has some."""
 _FACTS = {SLIDING_WINDOW, ATTENTION_CHUNK_SIZE, SHARED_INDEX_LAYERS}
-_EXTRAS = {DRAFTS_PACKED, DRAFTS_BESIDE, DRAFT_STATES}
+_EXTRAS = {DRAFTS_PACKED, DRAFTS_BESIDE, DRAFT_STATES, STATES_BESIDE}
 
 
 def check_request(request: DescribeRequest) -> None:

@@ -33,7 +33,17 @@ from kvlinker_sglang.describe.requests import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["POOL", "SparsePool", "describe", "shared_index_layers"]
+__all__ = [
+    "POOL",
+    "SparsePool",
+    "describe",
+    "index_keys_of",
+    "indexers_of",
+    "shared_index_layers",
+    "sparse_facts",
+    "sparse_latents_of",
+    "sparse_pool",
+]
 
 POOL = "sglang.srt.mem_cache.memory_pool.DSATokenToKVPool"
 _INDEX = "sglang.srt.mem_cache.index_key_cache.IndexKeyCache"
@@ -69,24 +79,24 @@ class SparsePool(Protocol):
 
 def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
     """Return the description of a worker's pool and its drafts; see `describe_pool`."""
-    target = _sparse_pool(pool, "the pool", request)
-    facts = _facts(target, "the pool")
+    target = sparse_pool(pool, "the pool", request)
+    facts = sparse_facts(target, "the pool")
     drafts = []
     for i, draft in enumerate(draft_pools(request)):
-        drafts.append(_sparse_pool(draft, f"draft pool {i}", request))
-        require_same_facts(_facts(drafts[i], f"draft pool {i}"), facts, f"draft pool {i}")
+        drafts.append(sparse_pool(draft, f"draft pool {i}", request))
+        require_same_facts(sparse_facts(drafts[i], f"draft pool {i}"), facts, f"draft pool {i}")
     buffers = {
-        "kv": spans_of("kv", _latents_of(target)),
-        "index_k": spans_of("index_k", _index_keys_of(target)),
+        "kv": spans_of("kv", sparse_latents_of(target)),
+        "index_k": spans_of("index_k", index_keys_of(target)),
     }
     if drafts:
-        buffers["draft_kv"] = spans_of("draft_kv", *map(_latents_of, drafts))
-        buffers["draft_index_k"] = spans_of("draft_index_k", *map(_index_keys_of, drafts))
+        buffers["draft_kv"] = spans_of("draft_kv", *map(sparse_latents_of, drafts))
+        buffers["draft_index_k"] = spans_of("draft_index_k", *map(index_keys_of, drafts))
     return KVCacheDescription(
         family="dsa",
         page_size=request.page_size,
         buffers=buffers,
-        layers=_layers(target, shared_index_layers_of(request)),
+        layers=_layers(target, request),
         logical_pools=(LogicalPool(name="kv", page_size=target.page_size),),
         facts=facts,
         replication=replicated_on_all_ranks(buffers),
@@ -108,26 +118,55 @@ def shared_index_layers(config: object, *, start: int, end: int) -> tuple[int, .
     return tuple(layer for layer in range(start, end) if dsa_layer_skips_topk(config, layer))
 
 
-def _layers(pool: SparsePool, shared: frozenset[int]) -> tuple[LayerFacts, ...]:
+def _layers(pool: SparsePool, request: DescribeRequest) -> tuple[LayerFacts, ...]:
     numbers = range(pool.start_layer, pool.start_layer + pool.layer_num)
+    return tuple(
+        LayerFacts(layer=layer, global_layer=number, indexer=indexer)
+        for layer, (number, indexer) in enumerate(
+            zip(numbers, indexers_of(pool, numbers, request), strict=True)
+        )
+    )
+
+
+def indexers_of(
+    pool: SparsePool, numbers: Sequence[int], request: DescribeRequest
+) -> tuple[IndexerKind, ...]:
+    """Return whether each layer of a pool selects by an index of its own.
+
+    Args:
+        pool: its own layers are counted from 0.
+        numbers: the same layers, counted over the whole model.
+        request: may state layers that share another's index.
+
+    Raises:
+        ContractError: a layer is stated that the pool does not have.
+    """
+    shared = shared_index_layers_of(request)
     if outside := sorted(shared - set(numbers)):
         msg = (
-            f"fact {SHARED_INDEX_LAYERS!r} names layers {outside}, and the pool has [{numbers.start}, {numbers.stop}); "
+            f"fact {SHARED_INDEX_LAYERS!r} names layers {outside}, and the pool has {_named(numbers)}; "
             f"name layers of this pipeline stage alone, counted over the whole model"
         )
         raise ContractError(msg)
     return tuple(
-        LayerFacts(layer=layer, global_layer=number, indexer=_indexer(pool, layer, shared))
-        for layer, number in enumerate(numbers)
+        IndexerKind.SHARED if skips or number in shared else IndexerKind.OWN
+        for number, skips in zip(numbers, pool.skip_topk_layers, strict=True)
     )
 
 
-def _indexer(pool: SparsePool, layer: int, shared: frozenset[int]) -> IndexerKind:
-    is_shared = pool.skip_topk_layers[layer] or pool.start_layer + layer in shared
-    return IndexerKind.SHARED if is_shared else IndexerKind.OWN
+def _named(numbers: Sequence[int]) -> str:
+    if isinstance(numbers, range):
+        return f"[{numbers.start}, {numbers.stop})"
+    return f"{list(numbers)}"
 
 
-def _sparse_pool(pool: object, where: str, request: DescribeRequest) -> SparsePool:
+def sparse_pool(pool: object, where: str, request: DescribeRequest) -> SparsePool:
+    """Return a pool after checking that it is one of latents and an index key for each slot.
+
+    Raises:
+        UnsupportedKVCacheError: it is of another class, or keeps its values in another way.
+        ContractError: its pages are not the tree's.
+    """
     require_class(pool, POOL, where)
     if not isinstance(pool, SparsePool):
         raise changed(pool, SparsePool)
@@ -143,7 +182,12 @@ def _sparse_pool(pool: object, where: str, request: DescribeRequest) -> SparsePo
     return pool
 
 
-def _facts(pool: SparsePool, where: str) -> dict[str, Fact]:
+def sparse_facts(pool: SparsePool, where: str) -> dict[str, Fact]:
+    """Return how a pool keeps its values.
+
+    Raises:
+        UnsupportedKVCacheError: the type of values is not described.
+    """
     return {
         "kv_format": _kv_format(pool, where),
         "index_format": "fp8_e4m3fn_fp32_scale",
@@ -163,11 +207,14 @@ def _kv_format(pool: SparsePool, where: str) -> str:
     return "fp8_packed_656"
 
 
-def _latents_of(pool: SparsePool) -> HeldTensors:
+def sparse_latents_of(pool: SparsePool) -> HeldTensors:
+    """Return what reads a pool's latents."""
     return lambda: pool.kv_buffer
 
 
-def _index_keys_of(pool: SparsePool) -> HeldTensors:
+def index_keys_of(pool: SparsePool) -> HeldTensors:
+    """Return what reads a pool's index keys."""
+
     def tensors() -> Sequence[torch.Tensor]:
         if not isinstance(pool.index_key_cache, _IndexKeys):
             raise changed(pool.index_key_cache, _IndexKeys)

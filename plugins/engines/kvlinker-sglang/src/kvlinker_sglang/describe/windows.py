@@ -140,8 +140,8 @@ def _drafts(
     windows: list[HeadsPool] = []
     for i, draft in enumerate(draft_pools(request)):
         halves = _draft_halves(draft, f"draft pool {i}", request)
-        for half, taken in zip(halves, (full, windows), strict=True):
-            if half is not None and half.layer_num:
+        for parts, taken in zip(halves, (full, windows), strict=True):
+            for half in filter(_keeps_layers, parts):
                 require_same_facts(heads_facts(half, f"draft pool {i}"), facts, f"draft pool {i}")
                 taken.append(half)
     return {**_roles("draft_", full), **_roles("draft_swa_", windows)}
@@ -149,19 +149,18 @@ def _drafts(
 
 def _draft_halves(
     draft: object, where: str, request: DescribeRequest
-) -> tuple[HeadsPool, HeadsPool | None]:
-    """Return a draft's full half and its window half; a draft without windows has no second one."""
+) -> tuple[tuple[HeadsPool, ...], tuple[HeadsPool, ...]]:
+    """Return what of a draft is addressed by slots of the full pool, and what by slots of the windows'."""
     if class_name(draft) != POOL:
-        return heads_pool(draft, where, request), None
+        return (heads_pool(draft, where, request),), ()
     pool = _windows_pool(draft, where, request)
     full, window = _halves(pool, where, request)
-    if pool.swa_uses_full_indices and window.layer_num:
-        msg = (
-            f"{where}, a {class_name(draft)}, addresses its windows by slots of the full pool, which no model plugin "
-            f"lays out; run SGLang with another draft model, or without speculative decoding"
-        )
-        raise UnsupportedKVCacheError(msg)
-    return full, window
+    # SGLang may give a draft room for windows at every slot of the full pool, and no slots of the windows' own.
+    return ((full, window), ()) if pool.swa_uses_full_indices else ((full,), (window,))
+
+
+def _keeps_layers(pool: HeadsPool) -> bool:
+    return pool.layer_num > 0
 
 
 def _chunks(request: DescribeRequest) -> dict[str, Fact]:

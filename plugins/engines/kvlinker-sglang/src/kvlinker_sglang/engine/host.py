@@ -9,13 +9,31 @@ from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTr
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.mem_cache.utils import get_storage_hash_str
-from sglang.srt.runtime_context import get_exec, get_lora, get_model, get_serving, get_spec
+from sglang.srt.runtime_context import (
+    get_exec,
+    get_lora,
+    get_model,
+    get_serving,
+    get_spec,
+    process_model_config,
+)
 
+from kvlinker.description import Fact
 from kvlinker.errors import UnsupportedOperationError
 from kvlinker_sglang.compatibility import Host
+from kvlinker_sglang.describe.classes import class_name
+from kvlinker_sglang.describe.requests import SHARED_INDEX_LAYERS
+from kvlinker_sglang.describe.sparse import POOL as SPARSE_POOL
+from kvlinker_sglang.describe.sparse import SparsePool, shared_index_layers
 from kvlinker_sglang.identity import Checkpoint, ModelFacts
 
-__all__ = ["check_arguments", "engine_weights_version", "installed_host", "model_facts"]
+__all__ = [
+    "check_arguments",
+    "engine_weights_version",
+    "installed_host",
+    "model_facts",
+    "shared_index_facts",
+]
 
 
 def installed_host() -> Host:
@@ -75,6 +93,19 @@ def model_facts() -> ModelFacts:
             )
         },
     )
+
+
+def shared_index_facts(kv_cache: object) -> dict[str, Fact]:
+    """Return which layers of sparse attention use another layer's index; nothing for other pools.
+
+    Beside a linker SGLang gives those layers an index buffer all the same, and only the model's configuration tells
+    that nobody reads it.
+    """
+    if class_name(kv_cache) != SPARSE_POOL or not isinstance(kv_cache, SparsePool):
+        return {}
+    start, end = kv_cache.start_layer, kv_cache.start_layer + kv_cache.layer_num
+    config: object = process_model_config().hf_config
+    return {SHARED_INDEX_LAYERS: shared_index_layers(config, start=start, end=end)}
 
 
 def _draft(path: str | None, revision: str | None) -> Checkpoint | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
@@ -16,11 +16,19 @@ from kvlinker.entries import DevicePoolEntry
 from kvlinker.keys import KeyNamespace
 from kvlinker.metrics import LinkerMetrics
 from kvlinker_sglang.compatibility import check_host
+from kvlinker_sglang.describe.requests import (
+    DRAFT_STATES,
+    DRAFTS_BESIDE,
+    DRAFTS_PACKED,
+    SLIDING_WINDOW,
+    STATES_BESIDE,
+)
 from kvlinker_sglang.engine.host import (
     check_arguments,
     engine_weights_version,
     installed_host,
     model_facts,
+    shared_index_facts,
 )
 from kvlinker_sglang.engine.launch import launch_name
 from kvlinker_sglang.engine.weight_updates import watch_weight_updates
@@ -43,6 +51,13 @@ class _Allocator(Protocol):
     def get_kvcache(self) -> object: ...
 
 
+@runtime_checkable
+class _WaitsForStates(Protocol):
+    """SGLang's `HybridReqToTokenPool`: a forward asks it, and not the pool of pages, for a layer's state."""
+
+    def register_layer_transfer_counter(self, layer_transfer_counter: object) -> None: ...
+
+
 class _Parameters(Protocol):
     """SGLang's `CacheInitParams`, as far as it is read here."""
 
@@ -50,6 +65,7 @@ class _Parameters(Protocol):
     pp_rank: int
     pp_size: int
     swa_retain_window: int | None
+    req_to_token_pool: object
     token_to_kv_pool_allocator: _Allocator
     tp_cache_group: object
     mtp_draft_device_pools: tuple[object, ...]
@@ -92,6 +108,8 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
         self._linker = self._worker.linker
         self.layer_done_counter = self._linker.layer_done_counter
         self.pools = _pools(self._linker.group.entries)
+        if PoolName.MAMBA in self.pools and isinstance(params.req_to_token_pool, _WaitsForStates):
+            params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
         self.weights = WeightsWatch(
             namespace,
             launch=launch_name(params.tp_cache_group),
@@ -186,16 +204,17 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
 
 
 def _request(params: _Parameters) -> DescribeRequest:
-    facts: dict[str, Fact] = {}
+    facts: dict[str, Fact] = shared_index_facts(params.token_to_kv_pool_allocator.get_kvcache())
     if params.swa_retain_window is not None:
-        facts["sliding_window"] = params.swa_retain_window
+        facts[SLIDING_WINDOW] = params.swa_retain_window
     return DescribeRequest(
         page_size=params.page_size,
         facts=facts,
         extras={
-            "mtp_draft_device_pools": tuple(params.mtp_draft_device_pools),
-            "sidecar_draft_device_pools": tuple(params.sidecar_draft_device_pools),
-            "mtp_draft_mamba_pools": tuple(params.mtp_draft_mamba_pools),
+            STATES_BESIDE: params.req_to_token_pool,
+            DRAFTS_PACKED: tuple(params.mtp_draft_device_pools),
+            DRAFTS_BESIDE: tuple(params.sidecar_draft_device_pools),
+            DRAFT_STATES: tuple(params.mtp_draft_mamba_pools),
         },
     )
 
