@@ -163,7 +163,7 @@ class _Load:
 
     def _start(self, *, traced: bool) -> None:
         number = len(self._everybody)
-        lines = int(10 ** self._choose.uniform(2, 5)) if traced else 0
+        lines = int(10 ** self._choose.uniform(2, 4.3)) if traced else 0
         arguments = [
             str(self._folder),
             f"--capacity={self._plan.capacity}",

@@ -29,7 +29,7 @@ from load_user import LoadUser
 from kvlinker.errors import KVLinkerError
 from kvlinker_file import FileStore, FileStoreOptions
 
-_FEWEST_STEPS, _MOST_STEPS = 20, 100
+_FEWEST_STEPS, _MOST_STEPS = 10, 60
 """Calls of each user between opening and closing."""
 _AS_COUNTED = {"written": "written", "discarded": "discarded", "missed": "read miss"}
 """What the store counts, and what its users must have seen as often."""

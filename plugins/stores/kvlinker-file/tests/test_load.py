@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 SOAK_SECONDS = float(os.environ.get("KVLINKER_SOAK_SECONDS", "600"))
-SHORT = LoadPlan(capacity=8 * MIB, operations=2000, kills=5, stops=1)
+SHORT = LoadPlan(capacity=8 * MIB, operations=1000, kills=4, stops=1)
 LONG = LoadPlan(
     capacity=32 * MIB,
     numbers=500,
@@ -90,7 +90,7 @@ def assert_all_was_done(report: LoadReport, plan: LoadPlan) -> None:
 def test_what_processes_counted_adds_up_to_what_the_store_holds(
     folder: Path, tmp_path: Path, open_store: OpenStore
 ) -> None:
-    plan = LoadPlan(capacity=8 * MIB, operations=800, replaces=False)
+    plan = LoadPlan(capacity=8 * MIB, operations=500, replaces=False)
 
     report = run_load(folder, tmp_path, plan)
 
@@ -104,7 +104,7 @@ def test_what_processes_counted_adds_up_to_what_the_store_holds(
 def test_after_kills_the_whole_capacity_can_be_written_again(
     folder: Path, tmp_path: Path, open_store: OpenStore
 ) -> None:
-    plan = LoadPlan(processes=3, capacity=8 * MIB, operations=600, kills=3)
+    plan = LoadPlan(processes=3, capacity=8 * MIB, operations=400, kills=3)
     fitting = {
         kind: objects_that_fit(open_store(path=tmp_path / f"{kind}", capacity=8 * MIB), kind)
         for kind in KINDS_FILLED
