@@ -16,7 +16,7 @@ from kill_points import GROUP, OTHER_SIZE, base_keys, victim_keys
 from kvlinker.store import ReadStatus
 from kvlinker_file import FileStore, FileStoreOptions, verify
 from kvlinker_file.opening import open_state
-from kvlinker_file.tables import RowState, Word
+from kvlinker_file.table_layout import RowState, Word
 
 SCRIPT = Path(__file__).with_name("kill_points.py")
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
@@ -49,8 +49,8 @@ def check_tables(folder: Path, capacity: int) -> None:
     options = FileStoreOptions(path=folder, capacity=capacity)
     with closing(open_state(options)) as state, state.changing():
         rows, words = state.tables.rows, state.tables.words
-        assert int(words[Word.SEATS]) == state.seats.living_mask()
-        living = np.uint64(state.seats.living_mask())
+        assert int(words[Word.SEATS]) == state.openers.living_mask()
+        living = np.uint64(state.openers.living_mask())
         assert not (rows.pins & ~living).any()
         assert not (rows.holds & ~living).any()
         assert not (rows.state == RowState.TAKEN).any()

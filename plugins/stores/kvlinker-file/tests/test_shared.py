@@ -16,7 +16,7 @@ from file_shelf import OpenStore, Shelf
 from kvlinker.errors import StoreBusyError, StoreTimeoutError
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker_file import locks
-from kvlinker_file.tables import MAX_SEATS
+from kvlinker_file.table_layout import MAX_SEATS
 
 Key = Callable[..., bytes]
 OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT

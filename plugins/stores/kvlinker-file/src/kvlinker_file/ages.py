@@ -14,7 +14,8 @@ from kvlinker_file.index import ObjectIndex
 from kvlinker_file.marks import Marks
 from kvlinker_file.segments import Segment, SlotKind
 from kvlinker_file.space import SlabSpace
-from kvlinker_file.tables import RowState, SharedTables, Word
+from kvlinker_file.table_layout import RowState, Word
+from kvlinker_file.tables import SharedTables
 
 __all__ = ["Ages", "now_micros"]
 

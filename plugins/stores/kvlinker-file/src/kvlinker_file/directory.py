@@ -13,29 +13,25 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from kvlinker.errors import StoreError, StoreFormatError, StoreFullError
-from kvlinker_file.locks import LockFile, SharedLock
+from kvlinker.errors import StoreError, StoreFormatError
 from kvlinker_file.mapping import punch
+from kvlinker_file.openers import Openers
+from kvlinker_file.os_errors import typed_os_errors
 
 __all__ = [
     "BUCKETS_FILE",
     "FORMAT_VERSION",
-    "NO_SPACE",
     "TABLES_FILE",
     "StoreDirectory",
     "has_marker",
-    "typed_os_errors",
 ]
 
 FORMAT_VERSION = 2
 """Raised when a directory of this version could no longer be read."""
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
 _FORMAT = "kvlinker-file"
 _MARKER = "kvlinker-file.json"
 _NEW_MARKER = "kvlinker-file.json.new"
@@ -44,37 +40,11 @@ _INDEX = "index.sqlite"
 _INDEX_FILES = (_INDEX, f"{_INDEX}-wal", f"{_INDEX}-shm", f"{_INDEX}-journal")
 TABLES_FILE, BUCKETS_FILE = "index.shared", "index.buckets"
 _TABLE_FILES = (TABLES_FILE, BUCKETS_FILE)
-_COMMIT_BYTE, _TABLES_BYTE, _FIRST_SEAT_BYTE = 0, 1, 64
-"""Bytes of the lock file that stand for the two locks and the seats."""
-_PID_BYTES = 16
-"""Bytes of the lock file in which a process says its number: the one that commits first, then each seat."""
 _SEGMENTS = "segments"
 _SEGMENT_NAME = re.compile(r"(\d{8})\.slab")
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_MARKER_BYTES = 4096
-
-
-@contextmanager
-def typed_os_errors(what: str) -> Iterator[None]:
-    """Turn OSError into the store error that says what to do."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno in NO_SPACE:
-            msg = f"{what}: {reason}; free space on the disk or lower the capacity"
-            raise StoreFullError(msg) from error
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            msg = f"{what}: {reason}; symlinks are not followed, name the real directory"
-            raise StoreFormatError(msg) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            msg = f"{what}: {reason}; a file store needs a directory that it can write"
-            raise StoreError(msg) from error
-        msg = f"{what}: {reason}"
-        raise StoreError(msg) from error
 
 
 def has_marker(path: Path) -> bool:
@@ -107,16 +77,14 @@ class StoreDirectory:
         self.path = path
         self._owner = os.getpid()
         self._descriptors: list[int] = []
+        self._is_locking = False
         try:
             with typed_os_errors(f"file store {path}"):
                 self._fd = self._open_directory(create=create)
                 self._check_content(create=create)
-                self._lock_fd = self._open_lock()
-                self.locks = LockFile(self._lock_fd)
-                self.commit_lock = SharedLock(
-                    self.locks, _COMMIT_BYTE, describe=self._describe_commit
-                )
-                with self.committing():
+                self.openers = Openers(path, self._open_lock())
+                self._is_locking = True
+                with self.openers.committing():
                     self._read_or_make_marker(create=create)
                     self._segments_fd = self._open_segments()
                     self._prepare_index()
@@ -231,56 +199,6 @@ class StoreDirectory:
             flags = _FILE_FLAGS | os.O_CREAT | os.O_EXCL
             os.close(os.open(_INDEX, flags, mode=0o600, dir_fd=self._fd))
 
-    # ---- locks --------------------------------------------------------------------------------
-
-    @contextmanager
-    def committing(self) -> Iterator[None]:
-        """Keep everybody else from opening the store and from writing its catalog.
-
-        Raises:
-            StoreTimeoutError: another process keeps the lock; the message names it.
-        """
-        self.commit_lock.acquire()
-        try:
-            self.note_commit()
-            yield
-        finally:
-            self.commit_lock.release()
-
-    def note_commit(self) -> None:
-        """Say that this process has the commit lock."""
-        self._write_pid(0)
-
-    def _describe_commit(self) -> str:
-        return f"file store {self.path}: process {self._read_pid(0)} has been changing its index"
-
-    def tables_lock(self, describe: Callable[[], str]) -> SharedLock:
-        """Return the lock of the shared tables."""
-        return SharedLock(self.locks, _TABLES_BYTE, describe=describe)
-
-    def take_seat(self, seat: int) -> bool:
-        """Take a seat; False where another opener has it."""
-        if not self.locks.try_lock(_FIRST_SEAT_BYTE + seat):
-            return False
-        self._write_pid(1 + seat)
-        return True
-
-    def is_seated(self, seat: int) -> bool:
-        """Return whether another opener has a seat."""
-        return self.locks.is_taken(_FIRST_SEAT_BYTE + seat)
-
-    def pid_of(self, seat: int) -> str:
-        """Return the process that took a seat last, as it said itself."""
-        return self._read_pid(1 + seat)
-
-    def _write_pid(self, place: int) -> None:
-        text = f"{os.getpid()}".ljust(_PID_BYTES - 1) + "\n"
-        os.pwrite(self._lock_fd, text.encode("ascii"), place * _PID_BYTES)
-
-    def _read_pid(self, place: int) -> str:
-        text = os.pread(self._lock_fd, _PID_BYTES, place * _PID_BYTES)
-        return text.decode("ascii", "replace").strip("\0 \n") or "unknown"
-
     # ---- index --------------------------------------------------------------------------------
 
     @property
@@ -303,8 +221,11 @@ class StoreDirectory:
                 os.unlink(name, dir_fd=self._fd)
         self._prepare_index()
 
-    def has_open_index(self) -> bool:
-        """Return whether this process has a descriptor of the database."""
+    def check_not_inherited(self) -> None:
+        """Raise StoreBusyError in a process that was forked from one that has the store open."""
+        self.openers.check_not_inherited(has_index=self._has_open_index())
+
+    def _has_open_index(self) -> bool:
         with suppress(FileNotFoundError):
             wanted = os.stat(_INDEX, dir_fd=self._fd, follow_symlinks=False)
             for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone
@@ -455,9 +376,9 @@ class StoreDirectory:
     def close(self) -> None:
         """Give up the directory and all its locks. Idempotent."""
         descriptors, self._descriptors = self._descriptors, []
-        if descriptors and self._owner == os.getpid() and hasattr(self, "locks"):
+        if descriptors and self._owner == os.getpid() and self._is_locking:
             # Closing would not do: a child that was just forked has the descriptor for a moment longer.
-            self.locks.unlock_all()
+            self.openers.leave()
         for descriptor in reversed(descriptors):
             os.close(descriptor)
 

@@ -19,7 +19,8 @@ from kvlinker_file.buckets import ABSENT, distinct, find_rows, insert_rows, key_
 from kvlinker_file.marks import Marks
 from kvlinker_file.segments import Segment, SlotKind
 from kvlinker_file.space import SlabSpace, Taken
-from kvlinker_file.tables import RowState, SharedTables, Word
+from kvlinker_file.table_layout import RowState, Word
+from kvlinker_file.tables import SharedTables
 
 __all__ = ["ABSENT", "NewObjects", "ObjectIndex"]
 

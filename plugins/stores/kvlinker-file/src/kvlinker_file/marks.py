@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from kvlinker.description import IndexArray
 from kvlinker_file.buckets import distinct
 from kvlinker_file.space import SlabSpace
-from kvlinker_file.tables import RowState, SharedTables
+from kvlinker_file.table_layout import RowState
+from kvlinker_file.tables import SharedTables
 
 __all__ = ["Marks"]
 

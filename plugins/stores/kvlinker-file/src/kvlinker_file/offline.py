@@ -18,11 +18,11 @@ from kvlinker.errors import ContractError, StoreFormatError
 from kvlinker.frames import FrameStatus, decode_headers
 from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker_file.ages import now_micros
+from kvlinker_file.blocks import blocks_of
 from kvlinker_file.catalog import Catalog, split_places
 from kvlinker_file.directory import FORMAT_VERSION, StoreDirectory
 from kvlinker_file.opening import open_state
 from kvlinker_file.options import Durability, FileStoreOptions
-from kvlinker_file.seats import Seats
 from kvlinker_file.segments import SlotBlock, checksum
 from kvlinker_file.state import StoreState
 from kvlinker_file.tables import SharedTables
@@ -133,9 +133,9 @@ def _inspect(path: str | PathLike[str]) -> tuple[StoreReport, Durability]:
     """Return what a store holds, and how durable it was opened last."""
     with (
         closing(StoreDirectory(Path(path).absolute(), create=False)) as directory,
-        directory.committing(),
+        directory.openers.committing(),
     ):
-        Seats(directory).check_not_inherited()
+        directory.check_not_inherited()
         index_bytes, stamp = directory.index_bytes(), directory.index_stamp()
         with closing(Catalog(directory.index_path, durability=Durability.PROCESS)) as catalog:
             report, facts = _report(directory.path, catalog, index_bytes), catalog.facts()
@@ -246,7 +246,7 @@ def verify(path: str | PathLike[str], *, drop: bool = False) -> VerifyReport:
         objects = len(every)
         for layout, fingerprint in state.catalog.layouts().items():
             rows = every[layouts == layout]
-            for chosen, block in state.blocks_of(rows):
+            for chosen, block in blocks_of(state, rows):
                 size += len(chosen) * block.kind.payload_bytes
                 step = max(1, _CHUNK_BYTES // block.kind.slot_bytes)
                 for start in range(0, len(chosen), step):

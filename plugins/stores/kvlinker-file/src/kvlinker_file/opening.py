@@ -21,8 +21,9 @@ from kvlinker_file.catalog import (
     DamagedCatalogError,
     SegmentRecord,
 )
-from kvlinker_file.directory import NO_SPACE, StoreDirectory, typed_os_errors
+from kvlinker_file.directory import StoreDirectory
 from kvlinker_file.options import Durability, FileStoreOptions
+from kvlinker_file.os_errors import NO_SPACE, typed_os_errors
 from kvlinker_file.recovery import (
     Saved,
     clear_seats,
@@ -32,17 +33,10 @@ from kvlinker_file.recovery import (
     sensible,
     without,
 )
-from kvlinker_file.seats import Seats
 from kvlinker_file.space import SlabSpace
 from kvlinker_file.state import StoreState
-from kvlinker_file.tables import (
-    MAX_SEATS,
-    DamagedTablesError,
-    SharedTables,
-    TableConfig,
-    Word,
-    table_bytes,
-)
+from kvlinker_file.table_layout import MAX_SEATS, TableConfig, Word, table_bytes
+from kvlinker_file.tables import DamagedTablesError, SharedTables
 
 __all__ = ["open_state"]
 
@@ -75,13 +69,12 @@ def open_state(
     directory = StoreDirectory(options.path, create=create)
     try:
         with typed_os_errors(f"file store {options.path}"):
-            seats = Seats(directory)
-            with directory.committing():
-                seats.check_not_inherited()
-                if others := seats.take():
-                    state = _attach(options, directory, seats, others, clock)
+            with directory.openers.committing():
+                directory.check_not_inherited()
+                if others := directory.openers.take_seat():
+                    state = _attach(options, directory, others, clock)
                 else:
-                    state = _open_alone(options, directory, seats, clock)
+                    state = _open_alone(options, directory, clock)
             try:
                 state.take_part()
             except BaseException:
@@ -111,15 +104,14 @@ def _boot_id() -> str:
 def _attach(
     options: FileStoreOptions,
     directory: StoreDirectory,
-    seats: Seats,
     others: Sequence[int],
     clock: Callable[[], float],
 ) -> StoreState:
     found = TableConfig.of_words(SharedTables.read_words(directory))
-    _check_agreement(options, seats.pid_of(others[0]), found)
+    _check_agreement(options, directory.openers.pid_of(others[0]), found)
     tables = SharedTables(directory, _config(options))
     catalog = Catalog(directory.index_path, durability=options.durability)
-    return _state(options, directory, catalog, tables, seats, clock)
+    return _state(options, directory, catalog, tables, clock)
 
 
 def _state(
@@ -127,7 +119,6 @@ def _state(
     directory: StoreDirectory,
     catalog: Catalog,
     tables: SharedTables,
-    seats: Seats,
     clock: Callable[[], float],
 ) -> StoreState:
     try:
@@ -136,7 +127,6 @@ def _state(
             directory=directory,
             catalog=catalog,
             tables=tables,
-            seats=seats,
             clock=clock,
         )
     except BaseException:
@@ -175,15 +165,14 @@ def _check_agreement(options: FileStoreOptions, pid: str, found: TableConfig | N
 def _open_alone(
     options: FileStoreOptions,
     directory: StoreDirectory,
-    seats: Seats,
     clock: Callable[[], float],
 ) -> StoreState:
     try:
-        return _open_catalog(options, directory, seats, clock)
+        return _open_catalog(options, directory, clock)
     except DamagedCatalogError as error:
         _log.warning("%s: begins empty, its index is damaged: %s", options.path, error)
     directory.remove_index()
-    state = _open_catalog(options, directory, seats, clock)
+    state = _open_catalog(options, directory, clock)
     state.count("index_lost")
     return state
 
@@ -191,7 +180,6 @@ def _open_alone(
 def _open_catalog(
     options: FileStoreOptions,
     directory: StoreDirectory,
-    seats: Seats,
     clock: Callable[[], float],
 ) -> StoreState:
     stamp = directory.index_stamp()
@@ -207,7 +195,7 @@ def _open_catalog(
         tables.words[Word.COMMIT_MARK] |= np.uint64(1)
         was_closed = bool(tables.words[Word.CHECKSUM])
         tables.words[Word.CHECKSUM] = 0
-        state = _state(options, directory, catalog, tables, seats, clock)
+        state = _state(options, directory, catalog, tables, clock)
     except BaseException:
         catalog.close()
         raise

@@ -14,7 +14,8 @@ from kvlinker_file.buckets import KEY_WORDS, distinct, key_hashes
 from kvlinker_file.catalog import Catalog, CatalogChange, SegmentRecord, split_places
 from kvlinker_file.index import ObjectIndex
 from kvlinker_file.space import SlabSpace
-from kvlinker_file.tables import RowState, SharedTables, TableConfig, Word, table_bytes
+from kvlinker_file.table_layout import RowState, TableConfig, Word, table_bytes
+from kvlinker_file.tables import SharedTables
 
 __all__ = [
     "Saved",

@@ -7,7 +7,7 @@ import os
 
 from kvlinker.errors import StoreError
 from kvlinker_file.catalog import SegmentRecord
-from kvlinker_file.directory import NO_SPACE
+from kvlinker_file.os_errors import NO_SPACE
 from kvlinker_file.sections import UnsettledError
 from kvlinker_file.segments import Segment, SlotKind
 from kvlinker_file.space import Taken

@@ -16,7 +16,8 @@ import numpy as np
 
 from kvlinker.errors import KVLinkerError, StoreError
 from kvlinker_file.directory import StoreDirectory
-from kvlinker_file.tables import DamagedTablesError, SharedTables, Word
+from kvlinker_file.table_layout import Word
+from kvlinker_file.tables import DamagedTablesError, SharedTables
 
 __all__ = ["Sections", "UnsettledError"]
 
@@ -50,17 +51,18 @@ class Sections:
             sweep: deletes files that a dead opener was about to make or to delete; called after `recover`.
         """
         self._tables = tables
-        self._directory = directory
+        self._path = directory.path
+        self._openers = directory.openers
         self._refresh = refresh
         self._recover = recover
         self._sweep = sweep
         self._is_unsettled = False
-        self._commit = directory.commit_lock
-        self._change = directory.tables_lock(self._describe)
+        self._commit = directory.openers.commit_lock
+        self._change = directory.openers.tables_lock(self._describe)
 
     def _describe(self) -> str:
         holder = int(self._tables.words[Word.TABLES_HOLDER])
-        return f"file store {self._directory.path}: process {holder} has been changing its tables"
+        return f"file store {self._path}: process {holder} has been changing its tables"
 
     # ---- commit -------------------------------------------------------------------------------
 
@@ -97,14 +99,14 @@ class Sections:
             with self.changing():
                 yield
         except OSError as error:
-            msg = f"file store {self._directory.path}: the index is behind its catalog: {error}"
+            msg = f"file store {self._path}: the index is behind its catalog: {error}"
             raise UnsettledError(msg) from error
         self._is_unsettled = False
 
     @contextmanager
     def _committed(self) -> Iterator[None]:
         try:
-            self._directory.note_commit()
+            self._openers.note_commit()
             if self._is_odd(Word.COMMIT_MARK):
                 self._make_again()
             self._is_unsettled = False
@@ -130,7 +132,7 @@ class Sections:
                     break
                 self._repair()
             else:
-                msg = f"file store {self._directory.path}: its shared tables are damaged again and again"
+                msg = f"file store {self._path}: its shared tables are damaged again and again"
                 raise StoreError(msg)
             self._tables.words[Word.TABLES_HOLDER] = os.getpid()
             with self._marked(Word.TABLES_MARK):
@@ -159,7 +161,7 @@ class Sections:
         self._change.release()
         self._commit.acquire()
         try:
-            self._directory.note_commit()
+            self._openers.note_commit()
             self._make_again()
         finally:
             self._commit.release()

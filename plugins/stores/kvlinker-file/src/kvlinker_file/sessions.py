@@ -15,6 +15,7 @@ from kvlinker.errors import ContractError, StoreClosedError
 from kvlinker.frames import FrameHeaders, FrameStatus, decode_headers
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
+from kvlinker_file.blocks import blocks_of
 from kvlinker_file.index import ABSENT
 from kvlinker_file.segments import SlotBlock, checksum
 from kvlinker_file.state import StoreState
@@ -116,7 +117,7 @@ class FileReadSession(ReadSession):
         with self._lock:
             if self._parts is None:
                 found = np.flatnonzero(self._rows != ABSENT)
-                blocks = self._state.blocks_of(self._rows[found])
+                blocks = blocks_of(self._state, self._rows[found])
                 parts = [self._check_part(block, found[chosen]) for chosen, block in blocks]
                 self._fail(np.setdiff1d(found, _positions(parts)), _MISS)  # their file is gone
                 self._parts = tuple(parts)

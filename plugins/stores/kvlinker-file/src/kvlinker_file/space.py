@@ -13,7 +13,8 @@ from kvlinker_file.buckets import distinct
 from kvlinker_file.catalog import BASE_BYTES, SLOT_BYTES, SegmentRecord
 from kvlinker_file.directory import StoreDirectory
 from kvlinker_file.segments import Segment, SlotKind
-from kvlinker_file.tables import ROW_BYTES, DamagedTablesError, SharedTables, Word, table_bytes
+from kvlinker_file.table_layout import ROW_BYTES, Word, table_bytes
+from kvlinker_file.tables import DamagedTablesError, SharedTables
 
 __all__ = ["SlabSpace", "Taken"]
 

@@ -6,30 +6,29 @@ Nothing is visible that the catalog does not name, and no slot is written again 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from kvlinker.description import IndexArray
-from kvlinker.errors import StoreClosedError, StoreError, StoreTimeoutError
+from kvlinker.errors import StoreError
 from kvlinker_file.ages import Ages
 from kvlinker_file.catalog import Catalog, CatalogChange, SegmentRecord, place_of
 from kvlinker_file.directory import StoreDirectory
 from kvlinker_file.holds import HoldTable
 from kvlinker_file.index import ObjectIndex
+from kvlinker_file.lifetime import Lifetime
 from kvlinker_file.marks import Marks
 from kvlinker_file.options import Durability, FileStoreOptions
 from kvlinker_file.recovery import clear_seats, make_again
-from kvlinker_file.seats import Seats
 from kvlinker_file.sections import Sections, UnsettledError
-from kvlinker_file.segments import Segment, SlotBlock, SlotKind
+from kvlinker_file.segments import Segment
 from kvlinker_file.space import SlabSpace, Taken
-from kvlinker_file.tables import SharedTables, Word
+from kvlinker_file.table_layout import Word
+from kvlinker_file.tables import SharedTables
 
 __all__ = ["COUNTERS", "StoreState"]
 
@@ -65,7 +64,6 @@ class StoreState:
         directory: StoreDirectory,
         catalog: Catalog,
         tables: SharedTables,
-        seats: Seats,
         clock: Callable[[], float],
     ) -> None:
         """Make the state of an opener that has taken a seat."""
@@ -73,9 +71,9 @@ class StoreState:
         self.directory = directory
         self.catalog = catalog
         self.tables = tables
-        self.seats = seats
+        self.openers = directory.openers
         self.space = SlabSpace(tables, directory, segment_size=options.segment_size)
-        self.marks = Marks(tables, self.space, seat=seats.own)
+        self.marks = Marks(tables, self.space, seat=self.openers.seat)
         self.index = ObjectIndex(tables, self.space, self.marks)
         self.ages = Ages(tables, self.space, self.index, self.marks, clock)
         self.holds = HoldTable(self.marks, self.ages, clock)
@@ -88,13 +86,11 @@ class StoreState:
         )
         self.committing, self.changing = self.sections.committing, self.sections.changing
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._idle = threading.Condition()
-        self._calls = 0
+        self._counting = threading.Lock()
+        self.lifetime = Lifetime(options.path, close_seconds=options.close_seconds)
+        self.using, self.letting_go = self.lifetime.using, self.lifetime.letting_go
         self._clock = clock
         self._use_saved_at = clock()
-        self._closing = False
-        self._closed = False
-        self._owner = os.getpid()
 
     def _refresh(self) -> None:
         self.marks.fit()
@@ -103,7 +99,7 @@ class StoreState:
     def _recover(self) -> None:
         """Make the tables again; called within both locks."""
         _log.warning("%s: an opener died while it changed the index", self.options.path)
-        living = self.seats.living_mask()
+        living = self.openers.living_mask()
         change = make_again(self.catalog, self.tables, self.space, self.index, living=living)
         self.marks.fit()
         try:
@@ -124,16 +120,16 @@ class StoreState:
     def take_part(self) -> None:
         """Clear what dead openers left, the last one on this seat among them, and be one from now on."""
         with self.committing(), self.changing():
-            words, own = self.tables.words, self.seats.own_mask
+            words, own = self.tables.words, self.openers.own_mask
             taken = int(words[Word.SEATS])
-            dead = self.seats.dead_mask(taken) | (taken & own)
+            dead = self.openers.dead_mask(taken) | (taken & own)
             if dead:
                 clear_seats(self.tables, self.space, self.index, dead)
             words[Word.SEATS] |= np.uint64(own)
 
     def clear_dead_seats(self) -> bool:
         """Take back what dead openers held; return whether there was one. The caller is committing."""
-        dead = self.seats.dead_mask(int(self.tables.words[Word.SEATS]))
+        dead = self.openers.dead_mask(int(self.tables.words[Word.SEATS]))
         if dead:
             with self.changing():
                 clear_seats(self.tables, self.space, self.index, dead)
@@ -141,80 +137,22 @@ class StoreState:
 
     # ---- life time ----------------------------------------------------------------------------
 
-    @contextmanager
-    def using(self) -> Iterator[None]:
-        """Keep the store open for the length of a call.
-
-        Raises:
-            StoreClosedError: it was closed, or opened by another process.
-        """
-        self._check_process()
-        with self._idle:
-            if self._closing:
-                msg = f"file store {self.options.path}: was closed; open it again"
-                raise StoreClosedError(msg)
-            self._calls += 1
-        try:
-            yield
-        finally:
-            self._end_call()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._owner:
-            msg = (
-                f"file store {self.options.path}: was opened by process {self._owner}, this is process "
-                f"{os.getpid()}; a fork does not take a store along, open it again"
-            )
-            raise StoreClosedError(msg)
-
-    @contextmanager
-    def letting_go(self) -> Iterator[bool]:
-        """Keep the store open for the length of a release; False where it is closed, or the parent's, already."""
-        if os.getpid() != self._owner:
-            yield False
-            return
-        with self._idle:
-            is_open = not self._closed
-            self._calls += is_open
-        try:
-            yield is_open
-        finally:
-            if is_open:
-                self._end_call()
-
-    def _end_call(self) -> None:
-        with self._idle:
-            self._calls -= 1
-            if not self._calls:
-                self._idle.notify_all()
-
     def close(self) -> None:
         """Wait for running calls, save what must be saved, leave the directory. Idempotent.
 
         Raises:
             StoreTimeoutError: calls still run; the store stays open, and closing again waits again.
         """
-        if os.getpid() != self._owner:
+        if not self.lifetime.is_own:
             self.catalog.close()
-            return
-        with self._idle:
-            self._closing = True
-            if self._closed:
-                return
-            if not self._idle.wait_for(lambda: not self._calls, self.options.close_seconds):
-                msg = (
-                    f"file store {self.options.path}: {self._calls} calls still run after "
-                    f"{self.options.close_seconds} s; it stays open"
-                )
-                raise StoreTimeoutError(msg)
-            self._closed = True
-        try:
-            with self.committing():
-                self._leave()
-        except (StoreError, OSError) as error:
-            _log.warning("%s: closed without saving everything: %s", self.options.path, error)
-        finally:
-            self.abandon()
+        elif self.lifetime.end():
+            try:
+                with self.committing():
+                    self._leave()
+            except OSError as error:
+                _log.warning("%s: closed without saving everything: %s", self.options.path, error)
+            finally:
+                self.abandon()
 
     def abandon(self) -> None:
         """Let go of everything at once; the next opener clears what is left."""
@@ -229,13 +167,15 @@ class StoreState:
 
     def _leave(self) -> None:
         """Save everything, give up the seat, and as the last one leave tables that need no recovery."""
-        is_last = not self.seats.others()
+        is_last = not self.openers.others()
         self._save_at_close(keep=0 if is_last else 1)
         with self.changing():
             has_rest = bool(
                 len(self.index.leaving())
             )  # could not be saved: for whoever clears the seat
-            clear_seats(self.tables, self.space, self.index, 0 if has_rest else self.seats.own_mask)
+            clear_seats(
+                self.tables, self.space, self.index, 0 if has_rest else self.openers.own_mask
+            )
             if is_last and self.tables.shrink(self.space.end_row):
                 self.index.fill_buckets()
         self.catalog.close()
@@ -255,7 +195,7 @@ class StoreState:
 
     def count(self, event: str, number: int = 1) -> None:
         """Count events."""
-        with self._idle:
+        with self._counting:
             self.counters[event] += number
 
     # ---- saving -------------------------------------------------------------------------------
@@ -421,29 +361,6 @@ class StoreState:
             _log.warning("%s: the order of use was not saved: %s", self.options.path, error)
 
     # ---- what sessions do ---------------------------------------------------------------------
-
-    def blocks_of(self, rows: IndexArray) -> list[tuple[IndexArray, SlotBlock]]:
-        """Return the slots of pinned rows by kind, each with the positions among the rows.
-
-        Rows of a segment whose file is gone are left out.
-        """
-        with self.changing():
-            parts = list(self.space.segments_of(rows))
-        addresses = np.zeros(len(rows), dtype=np.int64)
-        kinds: dict[SlotKind, list[int]] = {}
-        for segment, chosen in parts:
-            try:
-                found = segment.addresses(rows[chosen] - segment.first_row)
-            except OSError as error:
-                _log.warning("%s: %s", self.options.path, error)
-                continue
-            addresses[chosen] = found
-            kinds.setdefault(segment.kind, []).extend(chosen.tolist())
-        blocks = []
-        for kind, positions in kinds.items():
-            order = np.sort(np.array(positions, dtype=np.int64))
-            blocks.append((order, SlotBlock(kind=kind, addresses=addresses[order])))
-        return blocks
 
     def unpin(self, rows: IndexArray) -> None:
         """Let go of rows that a session or a call kept, if the store is still open."""
