@@ -18,7 +18,14 @@ from measuring import Row, duration
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "performance.md"
-SCRIPTS = ("bench_plans", "bench_copies", "bench_peers", "bench_lookup", "bench_startup")
+SCRIPTS = (
+    "bench_plans",
+    "bench_copies",
+    "bench_peers",
+    "bench_lookup",
+    "bench_file_index",
+    "bench_startup",
+)
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 SGLANG_BEGIN, SGLANG_END = "<!-- measured in SGLang: begin -->", "<!-- measured in SGLang: end -->"
 HEADER = ("what", "against", "ratio", "lowest to highest", "target", "met", "figures")
