@@ -95,7 +95,7 @@ CASES = [
 
 @pytest.mark.parametrize(("what", "capacity", "size"), CASES)
 @pytest.mark.parametrize("others", [True, False], ids=["beside others", "alone"])
-@pytest.mark.parametrize("growth", [0.5, pytest.param(0.0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("growth", [0.5, pytest.param(0.03, marks=pytest.mark.soak)])
 def test_t2_a_process_killed_at_any_line_leaves_a_sound_store(
     open_store: OpenStore,
     folder: Path,

@@ -1,4 +1,4 @@
-"""Random calls in random order against a dictionary: a store may forget by evicting, and never anything else."""
+"""Random calls of two openers against a dictionary: a store may forget by evicting, and never anything else."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Clock:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A store of some MiB, and what it may hold: `maybe` is written and not deleted, `held` must be there."""
+    """A store of some MiB that is open twice: `maybe` is written and not deleted, `held` must be there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.holds: list[tuple[Hold, set[bytes], float]] = []
         self.sessions: list[tuple[ReadSession, Shelf, list[bytes], tuple[bool, ...]]] = []
         self.capacity = 4 * MIB
-        self.store = self.open()
+        self.store, self.other = self.open(), self.open()
 
     def open(self) -> FileStore:
         options = FileStoreOptions(path=self.folder / "store", capacity=self.capacity)
@@ -129,6 +129,10 @@ class StoreMachine(RuleBasedStateMachine):
         hold, _, _ = self.holds.pop(choice % len(self.holds))
         hold.release()
 
+    @rule()
+    def switch(self) -> None:
+        self.store, self.other = self.other, self.store
+
     @rule(seconds=st.integers(1, 10))
     def wait(self, seconds: int) -> None:
         self.clock.now += seconds
@@ -158,10 +162,11 @@ class StoreMachine(RuleBasedStateMachine):
         before = set(self.existing())
         grows = capacity * MIB >= self.capacity
         self.store.close()
+        self.other.close()
         self.sessions.clear()
         self.holds.clear()
         self.capacity = capacity * MIB
-        self.store = self.open()
+        self.store, self.other = self.open(), self.open()
         after = set(self.existing())
         assert after <= before
         assert after == before or not grows
@@ -177,12 +182,13 @@ class StoreMachine(RuleBasedStateMachine):
         stats = self.store.stats()
         assert stats.used_bytes == on_disk <= self.capacity
         assert stats.objects == len(self.existing())
-        assert stats.counters["corrupt"] == 0
+        assert stats.counters["corrupt"] == self.other.stats().counters["corrupt"] == 0
 
     def teardown(self) -> None:
         for session, *_ in self.sessions:
             session.close()
         self.store.close()
+        self.other.close()
         shutil.rmtree(self.folder)
 
 
