@@ -78,6 +78,7 @@ def linked(
     options = LinkerOptions(
         extra_config={
             "store": {"plugin": "faulty", "options": {"control": str(control)}},
+            "min_hit_tokens": 1,
             "limits": {
                 "breaker_seconds": 0.001,
                 "load_seconds": 1.0,

@@ -24,6 +24,8 @@ __all__ = [
     "parse_config",
 ]
 
+_MIN_HIT_TOKENS = 32
+"""The shortest prefix that `benchmarks/sglang/bench_sglang.py` found no slower to restore than to compute."""
 _MIN_READ_BYTES = 8 << 20
 """Short prefixes come in few reads, which a call for each layer would cost more than their bytes
 (`benchmarks/sglang/bench_sglang.py`); from some hundred tokens on a layer is as long."""
@@ -91,8 +93,9 @@ class WorkerConfig(_Config):
     """Model plugin that lays the pools out, where several could."""
     plugins: tuple[_Name, ...] | None = None
     """Names of the plugins that may be loaded, beside this one and the store's; by default every installed one."""
-    min_hit_tokens: int = Field(default=LinkerOptions().min_hit_tokens, ge=1)
-    """A stored prefix that is shorter is computed anew: loading it would take longer."""
+    min_hit_tokens: int = Field(default=_MIN_HIT_TOKENS, ge=1)
+    """A stored prefix that is shorter is computed anew: loading it would take longer. The default is what was
+    measured with a small model on a CPU; `docs/performance.md` says what it depends on."""
     limits: dict[str, float] = Field(default_factory=dict)
     """Deadlines and queue sizes, by the names of `kvlinker.linker_options.LinkerOptions`."""
     metrics: MetricsConfig = MetricsConfig()
