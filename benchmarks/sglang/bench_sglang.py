@@ -47,7 +47,12 @@ HICACHE_FLAGS = (
     *("--hicache-io-backend", "direct", "--hicache-mem-layout", "page_first_direct"),
     *("--hicache-storage-prefetch-policy", "wait_complete"),
 )
-WHY_MISSED = ""
+WHY_MISSED = (
+    "The peers read a page of 786 kB with a system call or two and check nothing. Ours copies straight from the mapped "
+    "file, range by range, which takes about 1.4 times as long as one plain copy of the bytes, and reads them once more "
+    "for checksums, a third of its time. All of it is work of memory, done by one thread; raw files leave no room for a "
+    "factor of 3, since a plain copy alone is hardly faster than that."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
