@@ -7,6 +7,7 @@ cache before its time counts. How much memory each takes is measured in servers 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,6 +70,7 @@ def measure(scale: Scale) -> Report:
     Raises:
         WrongAnswerError: a variant answers otherwise than the engine without a cache.
     """
+    busy = f"Load average of the machine before the run: {os.getloadavg()[0]:.1f}."
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = make_model(folder / "model")
@@ -78,7 +80,7 @@ def measure(scale: Scale) -> Report:
         if not scale.is_quick:
             rows += [*_memory(model.folder, folder), _hicache(model.folder, folder)]
         about = f"{model}; pages of {PAGE_SIZE} tokens, and one thread for the engine."
-        return Report(rows=rows, sentences=[about, *report.sentences])
+        return Report(rows=rows, sentences=[about, busy, *report.sentences])
 
 
 def _ask(found: SideBySide, scale: Scale) -> Report:
