@@ -119,7 +119,7 @@ $(SGLANG_MADE)/stubs: $(shell find $(SGLANG)/cpu_stubs -type f -not -name '*.pyc
 
 # SGLang compiles the digest of its page keys when the first one is needed, with g++ and OpenSSL: better now than in a test.
 $(SGLANG_MADE)/digest: $(SGLANG_MADE)/stubs
-	PATH="$(CURDIR)/$(SGLANG_BIN):$$PATH" SGLANG_USE_CPU_ENGINE=1 $(SGLANG_BIN)/python -W ignore -c \
+	$(SGLANG_BIN)/python -W ignore -c \
 		'from sglang.srt.mem_cache.utils import get_hash_str; get_hash_str([1])' \
 		|| { echo 'SGLang needs g++ and the headers of OpenSSL and Python (Debian: g++ libssl-dev python3-dev)' >&2; exit 1; }
 	touch $@

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
@@ -11,11 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-# Before anything imports sglang, which also wants to find ninja.
-os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-
 from engine_frame.models import make_model
 from engine_frame.server import Server, ServerOptions, SharedServer
 

@@ -85,7 +85,7 @@ class ServerOptions:
             *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
             *("--skip-tokenizer-init", "--skip-server-warmup", "--disable-cuda-graph"),
             "--sleep-on-idle",
-            *("--mem-fraction-static", "0.05", "--max-total-tokens", str(self.max_total_tokens)),
+            *("--mem-fraction-static", "0.5", "--max-total-tokens", str(self.max_total_tokens)),
             *("--max-running-requests", str(self.max_running_requests), "--random-seed", "0"),
             *(self.linker.flags if self.linker else ()),
             *self.flags,
@@ -97,11 +97,9 @@ class ServerOptions:
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(
                 filter(None, (str(ENGINE_TESTS), os.environ.get("PYTHONPATH")))
             ),
-            "SGLANG_USE_CPU_ENGINE": "1",
             **self.environment,
         }
 

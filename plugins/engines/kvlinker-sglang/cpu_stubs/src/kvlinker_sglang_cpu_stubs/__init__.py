@@ -6,6 +6,13 @@ A stand-in computes nothing: kernels can be defined, and say their name when the
 
 from __future__ import annotations
 
-from kvlinker_sglang_cpu_stubs.finder import STUBBED, install
+from kvlinker_sglang_cpu_stubs.environment import set_variables
+from kvlinker_sglang_cpu_stubs.finder import STUBBED, find_stand_ins
 
 __all__ = ["STUBBED", "install"]
+
+
+def install() -> None:
+    """Let imports find the stand-ins, and processes the CPU; once is enough."""
+    find_stand_ins()
+    set_variables()

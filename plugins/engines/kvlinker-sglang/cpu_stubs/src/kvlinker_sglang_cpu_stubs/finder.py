@@ -11,7 +11,7 @@ from types import ModuleType
 from kvlinker_sglang_cpu_stubs.stand_ins import StandInModule
 from kvlinker_sglang_cpu_stubs.triton_names import names_of
 
-__all__ = ["STUBBED", "StubFinder", "StubLoader", "install"]
+__all__ = ["STUBBED", "StubFinder", "StubLoader", "find_stand_ins"]
 
 STUBBED = ("sgl_kernel", "torchvision", "triton")
 """Packages that SGLang imports wherever it runs, and of which a CPU has none that works."""
@@ -44,7 +44,7 @@ class StubFinder(MetaPathFinder):
         return ModuleSpec(fullname, StubLoader(), origin="stand-in", is_package=True)
 
 
-def install() -> None:
+def find_stand_ins() -> None:
     """Put the hook before all others; once is enough."""
     if not any(isinstance(finder, StubFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, StubFinder())
