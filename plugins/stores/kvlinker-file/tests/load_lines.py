@@ -42,17 +42,17 @@ class Round:
         return json.dumps(said)
 
 
-def parse_line(line: str) -> Round | str:
-    """Return a round, or the text of a violation.
+def parse_line(line: str) -> Round | str | int:
+    """Return a round, the text of a violation, or a number of calls that were made.
 
     Raises:
         ValueError: it is neither.
     """
     said: object = json.loads(line)
-    if isinstance(said, str):
+    if isinstance(said, str | int):
         return said
     if not isinstance(said, dict):
-        msg = f"neither a round nor a violation: {line}"
+        msg = f"no line of a worker: {line}"
         raise ValueError(msg)  # noqa: TRY004 - one error for everything that was not said by a worker
     resources = Resources(**said["resources"])
     return Round(number=said["number"], counts=said["counts"], resources=resources)

@@ -44,6 +44,8 @@ class LoadProcess:
         self.number = number
         self.counts: Counter[str] = Counter()
         """Answers of all its rounds."""
+        self.calls = 0
+        """Calls that it made, those of unfinished rounds included."""
         self._taken: list[Resources] = []
         """What it had after each round."""
         self._violations: list[str] = []
@@ -99,14 +101,16 @@ class LoadProcess:
 
     def _hear(self, line: str) -> None:
         self._heard_at = time.monotonic()
-        said = parse_line(line)
-        if isinstance(said, str):
-            self._accuse(said)
-            return
-        self.counts.update(said.counts)
-        self._taken.append(said.resources)
-        for what in self._leaks():
-            self._accuse(f"after round {said.number}: {what}")
+        match parse_line(line):
+            case int(number):
+                self.calls += number
+            case str(violation):
+                self._accuse(violation)
+            case said:
+                self.counts.update(said.counts)
+                self._taken.append(said.resources)
+                for what in self._leaks():
+                    self._accuse(f"after round {said.number}: {what}")
 
     def _accuse(self, violation: str) -> None:
         self._violations.append(f"process {self.number} ({self.pid}): {violation}")

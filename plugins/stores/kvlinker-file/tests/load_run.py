@@ -54,6 +54,8 @@ class LoadReport:
     """What became of a load."""
 
     violations: tuple[str, ...]
+    calls: int
+    """Calls that were made."""
     counts: Counter[str]
     """Answers of all finished rounds."""
     processes: int
@@ -144,6 +146,7 @@ class _Load:
         """Return what became of it."""
         return LoadReport(
             violations=tuple(self._violations),
+            calls=self._calls(),
             counts=self._counts(),
             processes=len(self._everybody),
             kills=self._kills,
@@ -155,8 +158,10 @@ class _Load:
     def _progress(self) -> float:
         if not self._plan.operations:
             return (time.monotonic() - self._started_at) / self._plan.seconds
-        done = sum(process.counts["operations"] for process in self._everybody)
-        return done / self._plan.operations
+        return self._calls() / self._plan.operations
+
+    def _calls(self) -> int:
+        return sum(process.calls for process in self._everybody)
 
     def _counts(self) -> Counter[str]:
         return sum((process.counts for process in self._everybody), Counter[str]())

@@ -117,7 +117,6 @@ class LoadUser:
             call()
         except KVLinkerError as error:
             self._report(f"{call.__name__.strip('_')} raised {type(error).__name__}: {error}")
-        self.counts["operations"] += 1
 
     # ---- choosing -----------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """A process of a load: opens the store, lets its users do everything, closes it, again and again; run by load_run.py.
 
-It ends after the round in which it gets SIGTERM, and says after each what was done and what it has taken;
-what was not as it must be it says at once.
+It ends after the round in which it gets SIGTERM, and says after each what was done and what it has taken.
+Each call, and what was not as it must be, it says at once.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ def _run(user: LoadUser) -> None:
         if _stopping.is_set():
             break
         user.step()
+        say("1")
     user.end()
 
 
