@@ -12,8 +12,10 @@ from file_shelf import OpenStore, Shelf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvlinker.errors import StoreTimeoutError
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker_file import recovery, verify
+from kvlinker_file.index import ObjectIndex
 from kvlinker_file.table_layout import Word
 
 Key = Callable[..., bytes]
@@ -207,3 +209,30 @@ def test_a_folder_in_the_place_of_a_segment_file_costs_its_objects_alone(
     assert shelf.get(store, keys) == (OK,) * 30
     aside = folder / "segments" / "00000001.slab.aside0"
     assert (aside / "note").read_text() == "dear"
+
+
+def test_objects_that_are_saved_and_cannot_be_shown_are_shown_by_the_next_who_commits(
+    open_store: OpenStore,
+    shelf: Shelf,
+    key: Key,
+    rebuilds: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = open_store()
+    shelf.put(store, [key(0)])
+
+    def fail(*_: object) -> None:
+        msg = "process 7 has been changing its tables for 30 s"
+        raise StoreTimeoutError(msg)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectIndex, "add", fail)
+        assert shelf.put(store, [key(1), key(2)]) == (WriteStatus.FAILED,) * 2
+    assert store.exists([key(0), key(1), key(2)]) == (True, False, False)
+    before = len(rebuilds)
+
+    assert shelf.put(store, [key(3)]) == (WriteStatus.WRITTEN,)
+
+    assert len(rebuilds) > before
+    assert shelf.get(store, [key(i) for i in range(4)]) == (OK,) * 4
+    assert store.stats().objects == 4

@@ -189,15 +189,15 @@ class Sections:
 
     @contextmanager
     def _marked(self, word: Word) -> Iterator[None]:
-        """Set a mark, and take it back unless the section ends in a way that nobody foresaw."""
+        """Set a mark, and take it back unless the section ends in a way that nobody foresaw, or unsettled."""
         self._tables.words[word] |= _ONE
         try:
             yield
-        except UnsettledError:
-            raise
         except (KVLinkerError, OSError):
-            if word is Word.COMMIT_MARK and self._is_unsettled:
-                raise
-            self._tables.words[word] += _ONE
+            self._unmark(word)
             raise
-        self._tables.words[word] += _ONE
+        self._unmark(word)
+
+    def _unmark(self, word: Word) -> None:
+        if word is Word.TABLES_MARK or not self._is_unsettled:
+            self._tables.words[word] += _ONE
