@@ -35,7 +35,6 @@ MODEL_CONFIG = PretrainedConfig.from_dict(
         "architectures": ["GlmMoeDsaForCausalLM"],
         "index_topk": 2048,
         "indexer_types": ["full"] * 3,
-        "mamba_chunk_size": 1,
     }
 )
 """What the server's model says of itself: each layer of sparse attention has an index of its own."""
@@ -46,7 +45,9 @@ def publish_configuration() -> None:
     """Let this process's pools ask for the server's configuration: a server of one rank on the CPU."""
     torch.set_num_threads(1)
     get_context().override_server_args(
-        device="cpu", _model_config=SimpleNamespace(hf_config=MODEL_CONFIG)
+        device="cpu",
+        _model_config=SimpleNamespace(hf_config=MODEL_CONFIG),
+        _mamba_cache_chunk_size=1,
     ).install()
 
 

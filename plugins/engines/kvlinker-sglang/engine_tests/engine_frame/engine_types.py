@@ -14,6 +14,7 @@ class Pool(Protocol):
 
     layer_num: int
     start_layer: int
+    layer_transfer_counter: object
 
     def register_layer_transfer_counter(self, counter: object) -> None:
         """Let reads of a layer wait for it."""
@@ -58,6 +59,8 @@ class RequestKV(Protocol):
 
     component_evicted_seqlens: dict[object, int]
     """Tokens from the front that have no window, by component."""
+    mamba_pool_idx: torch.Tensor | None
+    """Where the state is."""
 
 
 class Request(Protocol):

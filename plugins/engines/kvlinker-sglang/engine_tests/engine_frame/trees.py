@@ -25,6 +25,7 @@ from real_pools import (
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
     InitLoadBackParams,
@@ -60,6 +61,8 @@ class Kind:
     page_size: int
     window: int | None = None
     """Slots that window layers look back; None where there are none."""
+    tracks_states: bool = False
+    """Keeps states at boundaries while tokens are computed, as pages of many tokens need it."""
 
     @property
     def window_pages(self) -> int:
@@ -121,25 +124,35 @@ class Tree:
 
     def __post_init__(self) -> None:
         publish_configuration()
-        self.kind = KINDS[self.name]
+        self.kind = self.kinds()[self.name]
         pool = self.kind.make()
         assert isinstance(pool, KVCache)
         self.pool = pool
         self.windows = None if self.kind.window is None else self._window_allocator()
         self.allocator = self.windows or self._slot_allocator()
-        components = [ComponentType.FULL, *([ComponentType.SWA] if self.windows else [])]
         self.params = CacheInitParams(
             disable=False,
-            req_to_token_pool=ReqToTokenPool(
-                size=8, max_context_len=4096, device="cpu", enable_memory_saver=False
-            ),
+            req_to_token_pool=self.make_requests(),
             token_to_kv_pool_allocator=self.allocator,
             page_size=self.kind.page_size,
-            tree_components=tuple(components),
+            tree_components=self.components(),
             tree_core_backend=self.core,
             sliding_window_size=self.kind.window,
+            enable_mamba_extra_buffer=self.kind.tracks_states,
         )
         self.cache = UnifiedRadixCache(self.params)
+
+    def kinds(self) -> Mapping[str, Kind]:
+        """Return the pools that the tree may be over, by name."""
+        return KINDS
+
+    def make_requests(self) -> object:
+        """Make the pool of requests."""
+        return ReqToTokenPool(size=8, max_context_len=4096, device="cpu", enable_memory_saver=False)
+
+    def components(self) -> tuple[object, ...]:
+        """Return what the tree keeps of a prefix."""
+        return (ComponentType.FULL, *([ComponentType.SWA] if self.windows else []))
 
     def attach(self, options: LinkerOptions, *, server_args: object = None) -> object:
         """Let SGLang make a linker and attach it, as its registry does, and return it.
@@ -201,9 +214,17 @@ class Tree:
 
     # ---- the tree -----------------------------------------------------------------------------
 
-    def insert(self, tokens: Sequence[int], slots: torch.Tensor) -> int:
-        """Give a prompt's slots to the tree, which offers them to be offloaded; return the tokens that it had."""
-        found = self.cache.insert(InsertParams(key=_key(tokens), value=slots))
+    def insert(
+        self, tokens: Sequence[int], slots: torch.Tensor, *, state: torch.Tensor | None = None
+    ) -> int:
+        """Give a prompt's slots to the tree, which offers them to be offloaded; return the tokens that it had.
+
+        Args:
+            tokens: of the prompt.
+            slots: where its KV is.
+            state: where the state behind it is, for kinds with states: int64 [1].
+        """
+        found = self.cache.insert(InsertParams(key=_key(tokens), value=slots, mamba_value=state))
         length: int = found.prefix_len
         return length
 
@@ -219,10 +240,16 @@ class Tree:
             InsertParams(
                 key=_key(tokens[: len(slots)]),
                 value=slots,
+                mamba_value=self.state_of(match),
                 prev_prefix_len=match.device_tokens,
                 component_evicted_seqlens=dict(missing),
             )
         )
+
+    def state_of(self, match: Match) -> torch.Tensor | None:
+        """Return where a request's state is: int64 [1]; None for kinds without states."""
+        del match
+        return None
 
     def slots_of(self, match: Match) -> torch.Tensor:
         """Return where the part of a prompt is that was in the pools: int64 [device tokens]."""
@@ -316,6 +343,15 @@ class Tree:
     # ---- allocators ---------------------------------------------------------------------------
 
     def _slot_allocator(self) -> Slots:
+        if self.kind.page_size == 1:
+            tokens: Slots = TokenToKVPoolAllocator(
+                size=PAGES,
+                dtype=torch.bfloat16,
+                device="cpu",
+                kvcache=self.pool,
+                need_sort=False,
+            )
+            return tokens
         made: Slots = PagedTokenToKVPoolAllocator(
             size=PAGES * self.kind.page_size,
             page_size=self.kind.page_size,
