@@ -62,8 +62,8 @@ class _Cached(BaseModel):
 
 
 class _Meta(BaseModel):
-    prompt_tokens: int
-    cached_tokens: int
+    prompt_tokens: int = 0  # absent where a request was aborted while it waited
+    cached_tokens: int = 0
     cached_tokens_details: _Cached | None = None
     finish_reason: _Finish
     output_token_logprobs: list[tuple[float, int, str | None]] = []

@@ -1,0 +1,105 @@
+"""The life of a linked engine: refused starts, secrets, new weights, and an end that closes nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine_frame.models import make_model
+from engine_frame.server import LinkerOptions, Server, ServerDied, ServerOptions
+from linked_servers import PAGE, Link, answer_without_cache, prompt_of
+
+Start = Callable[[ServerOptions], Server]
+ModelFolder = Callable[[str], Path]
+SECRET = "hunter2-hunter2"  # noqa: S105  # what must not show
+WHOLE = 12 * PAGE
+
+
+def test_b34_new_weights_find_their_own_pages_and_secrets_are_in_no_log(
+    start_server: Start, model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    link = Link(
+        store=tmp_path / "store", options={"namespace": {"secret": {"env": "KVLINKER_SECRET"}}}
+    )
+    options = link.server(model_folder("llama"), environment={"KVLINKER_SECRET": SECRET})
+    server = start_server(options)
+    client, prompt = server.client, prompt_of(WHOLE + 5)
+    old = client.generate(prompt)
+    link.forget(client)
+
+    client.post(
+        "update_weights_from_disk", {"model_path": str(make_model("llama", tmp_path, seed=1))}
+    )
+    new = client.generate(prompt)
+    expected = answer_without_cache(client, prompt)
+    link.forget(client)
+    new_again = client.generate(prompt)
+    server.restart()
+    old_again = server.client.generate(prompt)
+
+    assert (new.host_tokens, new_again.host_tokens, old_again.host_tokens) == (0, WHOLE, WHOLE)
+    assert new.output == expected.output == new_again.output != old.output
+    assert old_again.output == old.output
+    assert SECRET not in server.log_text()
+    assert "keyed with a secret" in server.log_text()
+
+
+def test_a_server_with_a_wrong_option_does_not_start_and_says_which(
+    start_server: Start, model_folder: ModelFolder
+) -> None:
+    linker = LinkerOptions(extra_config={"store": {"plugin": "file", "option": {}}})
+
+    with pytest.raises(ServerDied, match=r"store\.option is unknown; did you mean options"):
+        start_server(ServerOptions(model=model_folder("llama"), linker=linker))
+
+
+def test_an_engine_that_shuts_down_without_a_close_leaves_a_store_that_the_next_one_reads(
+    model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    link = replace(Link(store=tmp_path / "store"), options={"metrics": {"enabled": False}})
+    linker = link.server(model_folder("llama")).linker
+    assert linker is not None
+    given = tmp_path / "given.json"
+    engine = {
+        "model_path": str(model_folder("llama")),
+        "device": "cpu",
+        "skip_tokenizer_init": True,
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_cuda_graph": True,
+        "page_size": PAGE,
+        "mem_fraction_static": 0.5,
+        "max_total_tokens": 4096,
+        "log_level": "info",
+        "enable_unified_cache_external_linker": True,
+        "unified_cache_external_linker_backend": "dynamic",
+        "unified_cache_external_linker_config": linker.config,
+    }
+    given.write_text(json.dumps({"engine": engine, "prompt": prompt_of(WHOLE + 5)}))
+
+    first, second = (_run(given) for _ in range(2))
+
+    assert first["output_ids"] == second["output_ids"]
+    cached = [answer["meta_info"]["cached_tokens"] for answer in (first, second)]
+    assert cached == [0, WHOLE]
+
+
+def _run(given: Path) -> dict[str, dict[str, object]]:
+    variables = ServerOptions(model=given).variables()
+    script = Path(__file__).with_name("engine_process.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(given)],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    answer: dict[str, dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
+    return answer
