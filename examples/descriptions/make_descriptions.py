@@ -16,6 +16,7 @@ from kvlinker.description import (
     KVCacheDescription,
     LayerFacts,
     LogicalPool,
+    PoolKind,
 )
 from kvlinker.description_json import description_to_json
 from kvlinker.spans import BufferSpan, MemoryKind, MemoryRegion
@@ -95,6 +96,37 @@ def hybrid(kinds: Sequence[str], heads: int, head_dim: int, window: int) -> KVCa
     return describe("swa", 64, layers, buffers, facts, windows)
 
 
+def gated_delta_net(kinds: Sequence[str], heads: int, head_dim: int) -> KVCacheDescription:
+    """Return a cache of GQA layers in bf16, pages of 64 tokens, and layers of Gated DeltaNet.
+
+    A state has 32 heads of 128 values and 128 keys, and windows of three tokens of 8192 channels.
+    """
+    addresses, slots = Addresses(), 256
+    pages, states = list(kinds).count("attention"), list(kinds).count("mamba")
+    layers = [
+        LayerFacts(layer=layer, global_layer=layer, kind=kind) for layer, kind in enumerate(kinds)
+    ]
+    buffers = {
+        role: addresses.spans(pages, PAGES * 64, heads * head_dim * 2) for role in ("k", "v")
+    }
+    buffers["ssm_state"] = addresses.spans(states, slots, 32 * 128 * 128 * 4)
+    buffers["conv_state_0"] = addresses.spans(states, slots, 8192 * 3 * 2)
+    facts: dict[str, Fact] = {
+        "kv_family": "mha",
+        "kv_layout": "token_major",
+        "kv_format": "bf16",
+        "kv_scaled": 0,
+        "ssm_format": "fp32",
+        "ssm_layout": "value_major",
+        "conv_states": 1,
+        "conv_format": "bf16",
+        "conv_layout": "channel_major",
+        "conv_window": 3,
+    }
+    slot_pool = LogicalPool(name="mamba", page_size=1, kind=PoolKind.SLOT)
+    return describe("mamba", 64, layers, buffers, facts, slot_pool)
+
+
 def latent(layers: int) -> KVCacheDescription:
     """Return an MLA cache in bf16: latent 512 and rope 64, pages of 64 tokens."""
     buffers = {"latent": Addresses().spans(layers, PAGES * 64, 576 * 2)}
@@ -162,6 +194,9 @@ def descriptions() -> dict[str, KVCacheDescription]:
     return {
         "llama-3.1-8b": grouped_query(32, heads=8, head_dim=128),
         "gpt-oss-120b": hybrid(["sliding", "attention"] * 18, heads=8, head_dim=64, window=128),
+        "qwen3-next-80b-a3b": gated_delta_net(
+            ["mamba", "mamba", "mamba", "attention"] * 12, heads=2, head_dim=256
+        ),
         "deepseek-v3": latent(61),
         "deepseek-v3.2": sparse(61, frozenset(range(61))),
         "glm-5.2": sparse(78, every_fourth),
