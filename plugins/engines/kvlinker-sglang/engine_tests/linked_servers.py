@@ -89,6 +89,7 @@ class Link:
                 "options": {"path": str(self.store), "capacity": self.capacity},
             },
             "metrics": {"enabled": True, "port": self.port},
+            "min_hit_tokens": 1,
             **self.options,
         }
         return ServerOptions(

@@ -38,7 +38,9 @@ def attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attach]:
     def attach(**options: object) -> tuple[Tree, KVLinker]:
         tree = Tree(name="mha")
         store = {"plugin": "faulty", "options": {"control": str(tmp_path / "control")}}
-        linker = tree.attach(LinkerOptions(extra_config={"store": store, **options}))
+        linker = tree.attach(
+            LinkerOptions(extra_config={"store": store, "min_hit_tokens": 1, **options})
+        )
         assert isinstance(linker, KVLinker)
         linkers.append(linker)
         return tree, linker

@@ -19,7 +19,7 @@ def test_a_store_is_all_that_must_be_said() -> None:
 
     assert config.store.plugin == "file"
     assert config.store.options == FILE["options"]
-    assert config.linker_options() == LinkerOptions(min_read_bytes=8 << 20, min_hit_tokens=32)
+    assert config.linker_options() == LinkerOptions(min_read_bytes=8 << 20, min_hit_tokens=64)
     assert config.namespace.model_id is None
     assert config.plugins is None
     assert config.strategy is None

@@ -24,8 +24,8 @@ __all__ = [
     "parse_config",
 ]
 
-_MIN_HIT_TOKENS = 32
-"""The shortest prefix that `benchmarks/sglang/bench_sglang.py` found no slower to restore than to compute."""
+_MIN_HIT_TOKENS = 64
+"""The shortest prefix that `benchmarks/sglang/bench_sglang.py` found faster to restore than to compute."""
 _MIN_READ_BYTES = 8 << 20
 """Short prefixes come in few reads, which a call for each layer would cost more than their bytes
 (`benchmarks/sglang/bench_sglang.py`); from some hundred tokens on a layer is as long."""
