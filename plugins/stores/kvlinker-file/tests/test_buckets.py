@@ -36,7 +36,8 @@ def test_batches_come_and_go_as_in_a_dictionary(
     steps: list[tuple[bool, set[int]]], size: int
 ) -> None:
     buckets = np.zeros(size, dtype=np.int32)
-    table, there, used = key_words([key(i) for i in range(ROWS)]), set(), 0
+    table, used = key_words([key(i) for i in range(ROWS)]), 0
+    there: set[int] = set()
 
     for is_added, numbers in steps:
         chosen = np.array(sorted(numbers - there if is_added else numbers & there), dtype=np.int64)

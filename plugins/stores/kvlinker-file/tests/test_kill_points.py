@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crash_writer import GROUP
 from file_shelf import OpenStore, Shelf
-from kill_points import GROUP, OTHER_SIZE, base_keys, victim_keys
+from kill_points import OTHER_SIZE, base_keys, victim_keys
 
 from kvlinker.store import ReadStatus
 from kvlinker_file import FileStore, FileStoreOptions, verify
