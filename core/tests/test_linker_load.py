@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from linker_rig import (
     wait_for,
 )
 
+from kvlinker.device import DeviceEvent
 from kvlinker.failures import FailureLog
 from kvlinker.layer_counter import LayerCounter
 from kvlinker.load_batch import LoadBatch
@@ -386,7 +388,20 @@ def test_l5_an_event_of_a_broken_device_fails_the_load() -> None:
         assert rig.access.writes_since(0) == ()
 
 
-@pytest.mark.parametrize("ready", [None, 3, [object()]])
+class WordlessError(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def failing_events() -> Iterator[DeviceEvent]:
+    """Yield no event: the device cannot record one."""
+    yield from ()
+    raise WordlessError
+
+
+@pytest.mark.parametrize("ready", [None, 3, [object()], failing_events()])
 def test_l4_events_that_are_none_fail_what_is_queued_and_start_still_has_an_index(
     ready: object,
 ) -> None:

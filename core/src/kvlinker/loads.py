@@ -120,14 +120,14 @@ class LoadQueue:
         try:
             batch.ready = tuple(ready)
         except BaseException as error:  # noqa: BLE001  # what is queued was promised an index
-            self._refuse(batch, f"its ready events cannot be read: {type(error).__name__}: {error}")
+            self._refuse(batch, error)
             return index
         batch.task = self._lane.submit(lambda: self._run(batch))
         if batch.task.was_dropped:
             self._refuse(batch, "every worker hangs in the store")
         return index
 
-    def _refuse(self, batch: LoadBatch, reason: str) -> None:
+    def _refuse(self, batch: LoadBatch, reason: BaseException | str) -> None:
         batch.give_up()
         batch.end()
         self._failures.report("load", reason)
