@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,13 @@ from engine_reads import contents, fill_at_random, overwrite
 from faulty_store import install, misbehave
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
+from kvlinker.loads import LoadQueue
+from kvlinker.lookups import LookupTable
+from kvlinker.offloads import OffloadQueue
+from kvlinker.pools import DevicePoolGroup
+from kvlinker_sglang.engine import linker as linker_module
 from kvlinker_sglang.engine.linker import KVLinker
+from kvlinker_sglang.weights import WeightsWatch
 
 each_kind = pytest.mark.parametrize("name", sorted(KINDS))
 
@@ -285,3 +292,132 @@ def test_l1_after_a_close_everything_is_a_miss(linked: Linked) -> None:
     linked.tree.insert(tokens, linked.tree.allocate(3))
     assert linked.tree.pending_offloads == 0
     linked.tree.forget()
+
+
+# ---- what SGLang dies of, or believes ----------------------------------------------------------
+
+SMALLEST = LinkerOptions(name="DictLinker", module="engine_frame.dict_linker")
+STEPS: Mapping[str, Callable[[Tree], object]] = {
+    "load": lambda tree: tree.load_back(tree.match(list(range(100, 148)), "loads")),
+    "lookup": lambda tree: tree.match(list(range(100, 148)), "looks up"),
+    "offload": lambda tree: tree.insert(list(range(200, 216)), tree.allocate(1)),
+    "start_layer_wise_loading": Tree.start,
+}
+
+
+class WordlessError(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+ERRORS = (
+    AssertionError("injected"),
+    GeneratorExit(),
+    KeyError("injected"),
+    MemoryError(),
+    OSError(5, "injected"),
+    RuntimeError("injected"),
+    StopIteration(),
+    SystemExit(3),
+    WordlessError(),
+    asyncio.CancelledError(),
+)
+PLACES: tuple[tuple[object, str], ...] = (
+    (DevicePoolGroup, "resolve_transfers"),
+    (KVLinker, "record_offload_ready"),
+    (LoadQueue, "cancel"),
+    (LoadQueue, "check"),
+    (LoadQueue, "finish"),
+    (LoadQueue, "start"),
+    (LookupTable, "answer"),
+    (LookupTable, "take"),
+    (OffloadQueue, "num_completed"),
+    (OffloadQueue, "offer"),
+    (OffloadQueue, "pop_completed"),
+    (WeightsWatch, "flush"),
+    (linker_module, "core_transfers"),
+)
+"""Where something raises in the linker, behind each of SGLang's calls."""
+
+
+def raising(error: BaseException) -> Callable[..., object]:
+    """Return a function that raises."""
+
+    def fail(*_: object, **__: object) -> object:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("call", STEPS)
+def test_e1_sglang_itself_catches_nothing_that_a_linker_raises(
+    core: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Tree(name="mha", core=core)
+    linker = tree.attach(SMALLEST)
+    tree.insert(list(range(100, 148)), tree.allocate(3))
+    tree.settle()
+    tree.forget()
+
+    monkeypatch.setattr(linker, call, raising(RuntimeError("injected")))
+
+    with pytest.raises(RuntimeError, match="injected"):
+        STEPS[call](tree)
+
+
+@pytest.mark.parametrize(("owner", "name_in_it"), PLACES, ids=[name for _, name in PLACES])
+def test_e1_nothing_that_is_raised_in_the_linker_reaches_sglang(
+    linked: Linked, owner: object, name_in_it: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = linked.tree
+    tokens, expected = linked.store(3)
+
+    for number, error in enumerate(ERRORS):
+        with monkeypatch.context() as injected:
+            injected.setattr(owner, name_in_it, raising(error))
+            tree.abort(tree.match(tokens, f"gone {number}"))
+            restored = tree.restore(tokens, f"request {number}")
+            tree.insert(linked.tokens(1, first=9000), tree.allocate(1))
+            tree.cache.check_hicache_events()
+            # Loaded, or given up, or not even begun; never filled with something else.
+            assert restored.failed or not len(restored.slots) or linked.holds(restored, expected)
+            tree.forget()
+        tree.forget()
+
+    assert linked.counts()[0] == 0
+    assert linked.holds(tree.restore(tokens, "in the end"), expected)
+
+
+def test_x04_each_of_several_offloads_gets_its_own_outcome(linked: Linked) -> None:
+    tree = linked.tree
+    first, second = linked.tokens(2), linked.tokens(2, first=9000)
+    misbehave(linked.control, ("write", "raise"), times=1)
+
+    tree.insert(first, tree.allocate(2))
+    tree.insert(second, tree.allocate(2))
+    tree.settle()
+    tree.forget()
+
+    assert tree.match(first, "first").host_tokens == 0
+    assert tree.match(second, "second").host_tokens == len(second)
+
+
+def test_x05_a_lookup_answers_with_plain_numbers_in_range_and_ascending(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, _ = linked.store(4)
+    answers: list[list[int]] = []
+    lookup = linked.linker.lookup
+
+    def listen(*arguments: object) -> list[int]:
+        answers.append(lookup(*arguments))  # type: ignore[arg-type]  # as they came
+        return answers[-1]
+
+    monkeypatch.setattr(linked.linker, "lookup", listen)
+
+    linked.tree.match([*tokens, *linked.tokens(2, first=9000)], "longer")
+
+    assert answers == [[1, 2, 3, 4]]
+    assert {type(boundary) for boundary in answers[0]} == {int}

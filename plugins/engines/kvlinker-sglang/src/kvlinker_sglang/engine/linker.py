@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -196,10 +197,13 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
 
     def _guarded(self, what: str, ask: Callable[[], _T], *, default: _T) -> _T:
         """Answer for a question that cannot be put: the scheduler dies of an exception."""
+        outer = sys.exc_info()[1]
         try:
             return ask()
-        except Exception as error:  # noqa: BLE001  # L1
-            self._linker.failures.report(what, error)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # L1
+            self._linker.failures.report(what, error, outer=outer)
             return default
 
 
