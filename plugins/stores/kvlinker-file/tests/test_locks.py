@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -82,6 +83,7 @@ def test_openers_and_threads_take_turns(open_lock: OpenLock) -> None:
         for _ in range(200):
             lock.acquire()
             inside.append(1)
+            time.sleep(0)  # let the others run: one that took no turn would come in now
             most.append(len(inside))
             inside.pop()
             lock.release()
