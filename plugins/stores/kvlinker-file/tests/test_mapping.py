@@ -66,7 +66,7 @@ def test_slots_of_several_files_are_rows_of_one_span(tmp_path: Path) -> None:
     chosen = [segment.addresses(np.arange(3)) for segment in segments]
     block = SlotBlock(kind=kind, addresses=np.concatenate(chosen)[::-1])
 
-    host = block.objects()
+    host = block.objects
     starts = host.span.base_ptr + host.slots * host.span.row_stride
 
     assert (starts == block.addresses + kind.header_bytes).all()

@@ -73,7 +73,9 @@ class SlotBlock:
         return len(self.addresses)
 
     def select(self, chosen: slice | IndexArray) -> SlotBlock:
-        """Return some of the slots."""
+        """Return some of the slots; this block where that is all of them, ascending."""
+        if isinstance(chosen, np.ndarray) and len(chosen) == len(self):
+            return self
         return SlotBlock(kind=self.kind, addresses=self.addresses[chosen])
 
     @cached_property
@@ -90,8 +92,9 @@ class SlotBlock:
         size = int(self.addresses.max()) + self.kind.slot_bytes - self._base
         return memoryview((ctypes.c_char * size).from_address(self._base)).cast("B")
 
+    @cached_property
     def objects(self) -> HostObjects:
-        """Return the payloads, for DeviceAccess; there must be at least one."""
+        """The payloads, for DeviceAccess; there must be at least one."""
         span = BufferSpan(
             base_ptr=self._base + self.kind.header_bytes,
             rows=int(self._rows.max()) + 1,

@@ -157,7 +157,7 @@ class FileReadSession(ReadSession):
             positions = part.positions[numbers]
             if len(positions):
                 chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
-                memory.copy_in(chosen, part.block.select(numbers).objects())
+                memory.copy_in(chosen, part.block.select(numbers).objects)
 
     def _verified(self, part: _Part, numbers: IndexArray, plan: TransferPlan) -> IndexArray:
         """Return those of a part's objects whose ranges under the plan have the right checksums."""

@@ -203,7 +203,7 @@ def _copy_chunk(work: _Work, chunk: slice, memory: DeviceAccess) -> None:
     plan = batch.plan
     if len(positions) != plan.num_pages:
         plan = plan.select(positions)
-    memory.copy_out(plan, block.objects())
+    memory.copy_out(plan, block.objects)
     columns = np.array(layout.offsets, dtype=np.int64), np.array(layout.sizes, dtype=np.int64)
     headers = encode_headers(
         layout,
