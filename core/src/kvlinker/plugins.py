@@ -183,7 +183,7 @@ class StorePlugin(Plugin):
 
     @property
     def has_tools(self) -> bool:
-        """Whether the plugin can look after stores that nobody has open."""
+        """Whether the plugin can look after stores in folders."""
         return self.provides("open_store_tools")
 
     def tools(self, path: Path) -> StoreTools | None:

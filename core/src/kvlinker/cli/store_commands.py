@@ -1,4 +1,4 @@
-"""`kvlinker store`: looks after a store in a folder that nobody has open."""
+"""`kvlinker store`: looks after a store in a folder."""
 
 from __future__ import annotations
 

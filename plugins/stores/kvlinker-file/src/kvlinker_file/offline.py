@@ -1,6 +1,6 @@
-"""What can be asked of a store that nobody has open: what it holds, whether it is right, to make it smaller.
+"""What can be asked of a store in a folder: what it holds, whether it is right, to make it smaller.
 
-Each function locks the directory for its length, so that a store in use answers with StoreBusyError.
+Others may have it open meanwhile: `inspect` reads the catalog, and the other two open the store beside them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kvlinker.description import IndexArray
-from kvlinker.errors import ContractError, StoreFormatError
+from kvlinker.errors import ContractError, StoreError, StoreFormatError
 from kvlinker.frames import FrameStatus, decode_headers
 from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker_file.ages import now_micros
@@ -243,10 +243,16 @@ def verify(path: str | PathLike[str], *, drop: bool = False) -> VerifyReport:
             every = state.index.all_rows()
             state.marks.pin(every)
         layouts = state.tables.rows.layout[every]
-        objects = len(every)
+        objects, is_unread = len(every), np.ones(len(every), dtype=np.bool_)
         for layout, fingerprint in state.catalog.layouts().items():
-            rows = every[layouts == layout]
-            for chosen, block in blocks_of(state, rows):
+            positions = np.flatnonzero(layouts == layout)
+            rows = every[positions]
+            blocks, failed = blocks_of(state, rows)
+            if len(failed):
+                msg = f"file store {state.options.path}: {len(failed)} objects cannot be read now; see the log"
+                raise StoreError(msg)
+            for chosen, block in blocks:
+                is_unread[positions[chosen]] = False
                 size += len(chosen) * block.kind.payload_bytes
                 step = max(1, _CHUNK_BYTES // block.kind.slot_bytes)
                 for start in range(0, len(chosen), step):
@@ -254,6 +260,7 @@ def verify(path: str | PathLike[str], *, drop: bool = False) -> VerifyReport:
                     status = _status(state, rows[chosen[part]], block.select(part), fingerprint)
                     foreign.extend(rows[chosen[part]][status == FrameStatus.FOREIGN].tolist())
                     corrupt.extend(rows[chosen[part]][status == FrameStatus.BROKEN].tolist())
+        foreign.extend(every[is_unread].tolist())  # their file is gone
         wrong = np.array(foreign + corrupt, dtype=np.int64)
         if drop and len(wrong):
             state.drop_corrupt(wrong)
@@ -352,5 +359,6 @@ def _shrink(state: StoreState, to_bytes: int) -> None:
         if state.used_bytes() <= to_bytes:
             return
         with state.changing():
-            state.index.remove(state.index.rows_in(segment))
+            if segment in list(state.space):  # others delete files and cut them anew meanwhile
+                state.index.remove(state.index.rows_in(segment))
         state.save_removals(keep=0)
