@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from kvlinker.errors import UnsupportedOperationError
-from kvlinker_sglang.compatibility import Host
+from kvlinker_sglang.compatibility import TESTED_VERSIONS, Host
 
 __all__ = ["check_page_keys"]
 
@@ -36,7 +36,10 @@ def check_page_keys(host: Host) -> None:
         UnsupportedOperationError: the text says what two keys have in common and must not.
     """
     if problems := tuple(_problems(host)):
-        msg = f"page keys of sglang {host.version} cannot be stored under: {'; '.join(problems)}"
+        msg = (
+            f"page keys of sglang {host.version} cannot be stored under: {'; '.join(problems)}; install sglang "
+            f"{' or '.join(TESTED_VERSIONS)}, or run it without a linker"
+        )
         raise UnsupportedOperationError(msg)
 
 
