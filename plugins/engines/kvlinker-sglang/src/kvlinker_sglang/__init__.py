@@ -6,10 +6,17 @@ This module imports neither torch nor sglang; `KVLinker` does, when SGLang asks 
 from __future__ import annotations
 
 from kvlinker.description import DescribeRequest, KVCacheDescription
+from kvlinker.errors import UnsupportedOperationError
 from kvlinker.hookspecs import PluginInfo, hookimpl
+from kvlinker_sglang.compatibility import TESTED_VERSIONS
 from kvlinker_sglang.describe import describe_pool
 
-__all__ = ["KVLinker", "describe_kv_cache", "describe_plugin"]  # noqa: F822  # see `__getattr__`
+__all__ = [
+    "KVLinker",  # noqa: F822  # see `__getattr__`
+    "describe_kv_cache",
+    "describe_plugin",
+    "install",
+]
 
 
 @hookimpl
@@ -28,6 +35,26 @@ def describe_kv_cache(
         KVLinkerError: the pool is SGLang's and is not described, or the request does not fit it; the text says why.
     """
     return describe_pool(kv_cache, request) if engine == "sglang" else None
+
+
+def install() -> None:
+    """Let SGLang's own Mooncake and mori linkers move every pool that an installed model plugin lays out.
+
+    Idempotent, and for the life of the process: SGLang takes no strategy back. Call it before SGLang makes a linker,
+    in the process of the scheduler; `kvlinker_sglang.linkers` does so by itself.
+
+    Raises:
+        UnsupportedOperationError: no SGLang is installed, or its own linkers take their pools otherwise.
+    """
+    try:
+        from kvlinker_sglang.engine.stack import install_stack
+    except ImportError as error:
+        msg = (
+            f"the installed SGLang has no stack strategies for linkers of its own: {error}; install sglang "
+            f"{' or '.join(TESTED_VERSIONS)}"
+        )
+        raise UnsupportedOperationError(msg) from error
+    install_stack()
 
 
 def __getattr__(name: str) -> type:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -16,7 +16,16 @@ from typing import Protocol
 
 from kvlinker.errors import UnsupportedOperationError
 
-__all__ = ["TESTED_VERSIONS", "Host", "HostKey", "PageHash", "check_host", "differences"]
+__all__ = [
+    "TESTED_VERSIONS",
+    "Host",
+    "HostKey",
+    "PageHash",
+    "check_host",
+    "differences",
+    "refuse_differences",
+    "signature_differences",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -105,17 +114,25 @@ def check_host(host: Host) -> None:
     Raises:
         UnsupportedOperationError: the text has every difference.
     """
-    found = differences(host)
+    refuse_differences(host.version, differences(host))
+
+
+def refuse_differences(version: str, found: Sequence[str]) -> None:
+    """Refuse a version of SGLang with what was found to differ; warn of one that was not tested.
+
+    Raises:
+        UnsupportedOperationError: something differs; the text has every difference.
+    """
     if found:
         msg = (
-            f"sglang {host.version} differs from {' and '.join(TESTED_VERSIONS)}, which kvlinker-sglang was tested "
+            f"sglang {version} differs from {' and '.join(TESTED_VERSIONS)}, which kvlinker-sglang was tested "
             f"with: {'; '.join(found)}; install a version that was tested, or a newer kvlinker-sglang"
         )
         raise UnsupportedOperationError(msg)
-    if host.version not in TESTED_VERSIONS:
+    if version not in TESTED_VERSIONS:
         logger.warning(
             "sglang %s was not tested with kvlinker-sglang (%s were); what the linker relies on is as it was",
-            host.version,
+            version,
             ", ".join(TESTED_VERSIONS),
         )
 
@@ -126,8 +143,8 @@ def differences(host: Host) -> tuple[str, ...]:
         text
         for part in (
             _abstract_methods(host.linker),
-            _signatures(host.linker, {**_METHODS, **_HELPERS}),
-            _signatures(host.updater, _UPDATES),
+            signature_differences(host.linker, {**_METHODS, **_HELPERS}),
+            signature_differences(host.updater, _UPDATES),
             _missing(host.transfer.__name__, _TRANSFER_FIELDS, _field_names(host.transfer)),
             _missing(host.parameters.__name__, _PARAMETER_FIELDS, _field_names(host.parameters)),
             _missing(host.policies.__name__, _POLICIES, _values(host.policies)),
@@ -147,7 +164,8 @@ def _is_abstract(member: object) -> bool:
     return inspect.isfunction(member) and "__isabstractmethod__" in vars(member)
 
 
-def _signatures(owner: type, expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+def signature_differences(owner: type, expected: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Yield what is not as expected: names of methods to the names of their parameters."""
     members = dict(inspect.getmembers(owner))
     for name, parameters in sorted(expected.items()):
         if not callable(members.get(name)):

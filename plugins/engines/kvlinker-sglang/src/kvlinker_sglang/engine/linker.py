@@ -11,27 +11,19 @@ from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.runtime_context import get_parallel
 
-from kvlinker.description import DescribeRequest, Fact
 from kvlinker.device import DeviceEvent
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.keys import KeyNamespace
 from kvlinker.metrics import LinkerMetrics
 from kvlinker_sglang.compatibility import check_host
-from kvlinker_sglang.describe.requests import (
-    DRAFT_STATES,
-    DRAFTS_BESIDE,
-    DRAFTS_PACKED,
-    SLIDING_WINDOW,
-    STATES_BESIDE,
-)
 from kvlinker_sglang.engine.host import (
     check_arguments,
     engine_weights_version,
     installed_host,
     model_facts,
-    shared_index_facts,
 )
 from kvlinker_sglang.engine.launch import launch_name
+from kvlinker_sglang.engine.parameters import WorkerParameters, describe_request
 from kvlinker_sglang.engine.weight_updates import watch_weight_updates
 from kvlinker_sglang.identity import make_namespace
 from kvlinker_sglang.metrics import WorkerPlace
@@ -48,30 +40,11 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class _Allocator(Protocol):
-    def get_kvcache(self) -> object: ...
-
-
 @runtime_checkable
 class _WaitsForStates(Protocol):
     """SGLang's `HybridReqToTokenPool`: a forward asks it, and not the pool of pages, for a layer's state."""
 
     def register_layer_transfer_counter(self, layer_transfer_counter: object) -> None: ...
-
-
-class _Parameters(Protocol):
-    """SGLang's `CacheInitParams`, as far as it is read here."""
-
-    page_size: int
-    pp_rank: int
-    pp_size: int
-    swa_retain_window: int | None
-    req_to_token_pool: object
-    token_to_kv_pool_allocator: _Allocator
-    tp_cache_group: object
-    mtp_draft_device_pools: tuple[object, ...]
-    sidecar_draft_device_pools: tuple[object, ...]
-    mtp_draft_mamba_pools: tuple[object, ...]
 
 
 class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # SGLang is untyped where it is not installed
@@ -80,7 +53,7 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
     def __init__(
         self,
         server_args: object,
-        params: _Parameters,
+        params: WorkerParameters,
         *,
         components: object,
         extra_config: object = None,
@@ -101,7 +74,7 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
         namespace = make_namespace(config.namespace, model_facts())
         self._worker = Worker(
             params.token_to_kv_pool_allocator.get_kvcache(),
-            _request(params),
+            describe_request(params),
             config,
             namespace,
             _place(params),
@@ -207,22 +180,6 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
             return default
 
 
-def _request(params: _Parameters) -> DescribeRequest:
-    facts: dict[str, Fact] = shared_index_facts(params.token_to_kv_pool_allocator.get_kvcache())
-    if params.swa_retain_window is not None:
-        facts[SLIDING_WINDOW] = params.swa_retain_window
-    return DescribeRequest(
-        page_size=params.page_size,
-        facts=facts,
-        extras={
-            STATES_BESIDE: params.req_to_token_pool,
-            DRAFTS_PACKED: tuple(params.mtp_draft_device_pools),
-            DRAFTS_BESIDE: tuple(params.sidecar_draft_device_pools),
-            DRAFT_STATES: tuple(params.mtp_draft_mamba_pools),
-        },
-    )
-
-
 def _pools(entries: Sequence[DevicePoolEntry]) -> dict[object, DevicePoolEntry]:
     """Return an entry for every logical pool that has one: SGLang leaves `swa` out where it is missing."""
     names = {member.value: member for member in PoolName}
@@ -233,7 +190,7 @@ def _pools(entries: Sequence[DevicePoolEntry]) -> dict[object, DevicePoolEntry]:
     }
 
 
-def _place(params: _Parameters) -> WorkerPlace:
+def _place(params: WorkerParameters) -> WorkerPlace:
     """Return this worker's place; SGLang knows a rank only where there are several."""
     parallel = get_parallel()
     tp_rank: int = parallel.tp_rank if parallel.tp_size > 1 else 0
