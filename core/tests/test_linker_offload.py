@@ -261,10 +261,15 @@ def test_l7_an_event_of_a_broken_device_completes_false() -> None:
 
 
 @pytest.mark.parametrize("ready", [None, 3])
-def test_l1_events_that_are_none_refuse_the_offer(ready: object) -> None:
+def test_l1_events_that_are_none_complete_false_and_the_answer_is_the_same_on_every_rank(
+    ready: object,
+) -> None:
     with linked() as rig:
-        assert not rig.linker.offload(rig.transfers(KEYS), ready=ready)  # type: ignore[arg-type]  # engines without types
-        assert rig.linker.pending == 0
+        assert rig.linker.offload(rig.transfers(KEYS), ready=ready)  # type: ignore[arg-type]  # engines without types
+
+        assert not rig.completion()
+        assert errors_of(rig.linker) == {"offload_errors": 1}
+        assert rig.access.copies == ()
 
 
 def test_l7_a_store_that_cannot_be_revoked_is_waited_for() -> None:

@@ -39,8 +39,8 @@ class _Offload:
 
     pools: tuple[PoolOffload, ...]
     keys: GroupKeys
-    ready: tuple[DeviceEvent, ...]
     deadline: float
+    ready: tuple[DeviceEvent, ...] = ()
     permit: TransferPermit = field(default_factory=TransferPermit)
     lock: threading.Lock = field(default_factory=threading.Lock)
     outcome: bool | None = None
@@ -90,11 +90,16 @@ class OffloadQueue:
         offload = _Offload(
             pools=_publish_order(pools),
             keys=keys,
-            ready=tuple(ready),
             deadline=time.monotonic() + self._options.offload_seconds,
         )
         unsettled = sum(item.outcome is None for item in self._offloads)
         self._offloads.append(offload)
+        try:
+            offload.ready = tuple(ready)
+        except Exception as error:  # noqa: BLE001  # L1: the answer is the same on every rank, whatever one's events do
+            self._failures.report("offload", error)
+            offload.settle(stored=False)
+            return
         if unsettled >= self._options.max_queued_offloads:
             self._metrics.count("offloads_dropped")
             offload.settle(stored=False)
@@ -249,9 +254,7 @@ class OffloadQueue:
             if bad or not there
         ]
 
-    def _note(
-        self, batch: WriteBatch, statuses: tuple[WriteStatus, ...], seconds: float
-    ) -> bool:
+    def _note(self, batch: WriteBatch, statuses: tuple[WriteStatus, ...], seconds: float) -> bool:
         written = [
             key for key, s in zip(batch.keys, statuses, strict=True) if s is WriteStatus.WRITTEN
         ]
