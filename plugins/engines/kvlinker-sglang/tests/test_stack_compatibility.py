@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pytest
 
@@ -59,6 +60,19 @@ class Group:
     ) -> object: ...
 
 
+@dataclass
+class Parameters:
+    """SGLang's `CacheInitParams`."""
+
+    req_to_token_pool: object
+    token_to_kv_pool_allocator: object
+    page_size: int
+    tree_components: tuple[object, ...] | None = None
+    mtp_draft_device_pools: tuple[object, ...] = ()
+    sidecar_draft_device_pools: tuple[object, ...] = ()
+    mtp_draft_mamba_pools: tuple[object, ...] = ()
+
+
 class StrategyWithoutLinkers:
     matches = Strategy.matches
 
@@ -72,6 +86,16 @@ class GroupOfRanks(Group):
         *,
         ranks: int = 1,
     ) -> None: ...
+
+
+@dataclass
+class OneComponent:
+    req_to_token_pool: object
+    token_to_kv_pool_allocator: object
+    page_size: int
+    mtp_draft_device_pools: tuple[object, ...] = ()
+    sidecar_draft_device_pools: tuple[object, ...] = ()
+    mtp_draft_mamba_pools: tuple[object, ...] = ()
 
 
 def register(strategy: object) -> None: ...
@@ -88,6 +112,7 @@ def host(
     version: str = "0.5.23",
     strategy: type = Strategy,
     group: type = Group,
+    parameters: type = Parameters,
     register: Callable[..., object] = register,
 ) -> StackHost:
     """Return a host of stand-ins, some of them changed."""
@@ -96,6 +121,7 @@ def host(
         strategy=strategy,
         entry=Entry,
         group=group,
+        parameters=parameters,
         register=register,
         resolve=resolve,
     )
@@ -123,8 +149,9 @@ def test_b106_the_tested_form_of_own_linkers_has_no_differences() -> None:
             host(register=register_behind),
             "register_stack_strategy takes (strategy, other), not (strategy)",
         ),
+        (host(parameters=OneComponent), "OneComponent has no tree_components"),
     ],
-    ids=["strategy", "group", "register"],
+    ids=["strategy", "group", "register", "parameters"],
 )
 def test_b106_own_linkers_that_differ_are_refused_with_the_difference(
     changed: StackHost, expected: str

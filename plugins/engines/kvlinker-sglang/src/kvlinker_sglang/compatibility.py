@@ -23,6 +23,7 @@ __all__ = [
     "PageHash",
     "check_host",
     "differences",
+    "field_differences",
     "refuse_differences",
     "signature_differences",
 ]
@@ -145,8 +146,8 @@ def differences(host: Host) -> tuple[str, ...]:
             _abstract_methods(host.linker),
             signature_differences(host.linker, {**_METHODS, **_HELPERS}),
             signature_differences(host.updater, _UPDATES),
-            _missing(host.transfer.__name__, _TRANSFER_FIELDS, _field_names(host.transfer)),
-            _missing(host.parameters.__name__, _PARAMETER_FIELDS, _field_names(host.parameters)),
+            field_differences(host.transfer, _TRANSFER_FIELDS),
+            field_differences(host.parameters, _PARAMETER_FIELDS),
             _missing(host.policies.__name__, _POLICIES, _values(host.policies)),
             _missing(host.pools.__name__, _POOLS, _values(host.pools)),
         )
@@ -174,6 +175,11 @@ def signature_differences(owner: type, expected: Mapping[str, tuple[str, ...]]) 
         found = tuple(inspect.signature(members[name]).parameters)
         if found != parameters:
             yield f"{owner.__name__}.{name} takes ({', '.join(found)}), not ({', '.join(parameters)})"
+
+
+def field_differences(kind: type, expected: frozenset[str]) -> Iterator[str]:
+    """Yield the fields that a dataclass does not have."""
+    yield from _missing(kind.__name__, expected, _field_names(kind))
 
 
 def _missing(where: str, expected: frozenset[str], found: frozenset[str]) -> Iterator[str]:

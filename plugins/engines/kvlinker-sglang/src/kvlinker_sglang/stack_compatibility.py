@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvlinker_sglang.compatibility import refuse_differences, signature_differences
+from kvlinker_sglang.compatibility import (
+    field_differences,
+    refuse_differences,
+    signature_differences,
+)
 
 __all__ = ["StackHost", "check_stack_host", "stack_differences"]
 
@@ -44,6 +48,17 @@ _GROUP: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "resolve_transfers": ("self", "transfers", "allow_partial", "allow_missing_kv"),
     }
 )
+_PARAMETERS = frozenset(
+    {
+        "mtp_draft_device_pools",
+        "mtp_draft_mamba_pools",
+        "page_size",
+        "req_to_token_pool",
+        "sidecar_draft_device_pools",
+        "token_to_kv_pool_allocator",
+        "tree_components",
+    }
+)
 _REGISTER = ("strategy",)
 _RESOLVE = ("kvcache", "page_size", "params", "components")
 
@@ -59,6 +74,8 @@ class StackHost:
     """`DevicePoolEntry`."""
     group: type
     """`DevicePoolGroup`."""
+    parameters: type
+    """`CacheInitParams`."""
     register: Callable[..., object]
     """`register_stack_strategy`."""
     resolve: Callable[..., object]
@@ -80,6 +97,7 @@ def stack_differences(host: StackHost) -> tuple[str, ...]:
         *signature_differences(host.strategy, _STRATEGY),
         *signature_differences(host.entry, _ENTRY),
         *signature_differences(host.group, _GROUP),
+        *field_differences(host.parameters, _PARAMETERS),
         *_parameters("register_stack_strategy", host.register, _REGISTER),
         *_parameters("resolve_hybrid_device_pool_group", host.resolve, _RESOLVE),
     )

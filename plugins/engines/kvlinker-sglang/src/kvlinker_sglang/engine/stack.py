@@ -6,6 +6,7 @@ import logging
 from functools import cache
 
 import sglang
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import (
     StackStrategy,
     register_stack_strategy,
@@ -105,6 +106,7 @@ def installed_stack_host() -> StackHost:
         strategy=StackStrategy,
         entry=DevicePoolEntry,
         group=DevicePoolGroup,
+        parameters=CacheInitParams,
         register=register_stack_strategy,
         resolve=resolve_hybrid_device_pool_group,
     )
