@@ -22,7 +22,10 @@ __all__ = ["Ages", "now_micros"]
 _QUEUE_SHARE = 8
 """An eighth of a kind's objects is sorted by age at a time."""
 _MIN_QUEUE = 256
+_DECADE_MICROS = 10 * 365 * 86_400_000_000
 _NANOS = 1_000_000_000
+_LATEST = float(1 << 62)
+"""Nanoseconds of the latest end that a row can say: 146 years after the machine started."""
 
 
 def now_micros() -> int:
@@ -51,7 +54,7 @@ class Ages:
 
     def deadline(self, seconds: float) -> int:
         """Return when something ends that lasts so long: nanoseconds of the openers' clock."""
-        return int((self._clock() + seconds) * _NANOS)
+        return int(min((self._clock() + seconds) * _NANOS, _LATEST))
 
     # ---- use ----------------------------------------------------------------------------------
 
@@ -60,8 +63,11 @@ class Ages:
 
         A clock that was set back does not disturb the order.
         """
-        words = self._tables.words
-        first = max(int(words[Word.LAST_TICK]) + 1, now_micros())
+        words, now = self._tables.words, now_micros()
+        last = int(words[Word.LAST_TICK])
+        first = (
+            max(last + 1, now) if last < now + _DECADE_MICROS else now
+        )  # no clock was ever there
         words[Word.LAST_TICK] = first + count - 1
         return np.arange(first, first + count, dtype=np.int64)[::-1]
 

@@ -14,7 +14,6 @@ import re
 import stat
 import weakref
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from kvlinker.errors import StoreError, StoreFormatError
@@ -52,10 +51,15 @@ def has_marker(path: Path) -> bool:
     return (path / _MARKER).is_file()
 
 
-def _close_in_child(reference: weakref.ref[StoreDirectory]) -> None:
-    directory = reference()
-    if directory is not None:
+_open_directories: weakref.WeakSet[StoreDirectory] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for directory in list(_open_directories):
         directory.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class StoreDirectory:
@@ -78,6 +82,8 @@ class StoreDirectory:
         self._owner = os.getpid()
         self._descriptors: list[int] = []
         self._is_locking = False
+        # A forked child inherits the locks with the descriptor and would keep them when this process is gone.
+        _open_directories.add(self)
         try:
             with typed_os_errors(f"file store {path}"):
                 self._fd = self._open_directory(create=create)
@@ -91,8 +97,6 @@ class StoreDirectory:
         except BaseException:
             self.close()
             raise
-        # A forked child inherits the locks with the descriptor and would keep them when this process is gone.
-        os.register_at_fork(after_in_child=partial(_close_in_child, weakref.ref(self)))
 
     def _keep(self, descriptor: int) -> int:
         self._descriptors.append(descriptor)

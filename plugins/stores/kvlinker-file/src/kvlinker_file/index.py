@@ -201,11 +201,11 @@ class ObjectIndex:
 
     def _insert(self, keys: NDArray[np.uint64], rows: IndexArray) -> None:
         words, buckets = self._tables.words, self._tables.buckets
-        words[Word.OBJECTS] += np.uint64(len(rows))
+        self._tables.count_on(Word.OBJECTS, len(rows))
         if int(words[Word.BUCKETS_USED]) + len(rows) > len(buckets) * 3 // 4:
             self.fill_buckets()
             return
-        words[Word.BUCKETS_USED] += np.uint64(insert_rows(buckets, keys, rows))
+        self._tables.count_on(Word.BUCKETS_USED, insert_rows(buckets, keys, rows))
 
     def fill_buckets(self) -> None:
         """Enter all living rows into empty buckets."""
@@ -219,10 +219,10 @@ class ObjectIndex:
         """Let keys find distinct living objects no longer; their slots stay taken until `settle` frees them."""
         if not len(rows):
             return
-        table, words = self._tables.rows, self._tables.words
+        table = self._tables.rows
         freed = remove_rows(self._tables.buckets, table.key[rows], rows)
-        words[Word.BUCKETS_USED] -= np.uint64(freed)
-        words[Word.OBJECTS] -= np.uint64(len(rows))
+        self._tables.count_on(Word.BUCKETS_USED, -freed)
+        self._tables.count_on(Word.OBJECTS, -len(rows))
         self._space.count(rows, objects=-1)
         self._space.count_ticks(rows, -table.tick[rows])
         table.state[rows] = RowState.LEAVING

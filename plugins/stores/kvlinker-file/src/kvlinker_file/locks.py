@@ -28,12 +28,18 @@ _SPINS = 50
 _MAX_SLEEP = 0.002
 
 
+_held = threading.local()
+"""The SharedLocks that each thread has, in `locks`."""
+
+
 class LockFile:
     """A file whose bytes can be locked one by one; its descriptor stays its opener's."""
 
     def __init__(self, descriptor: int) -> None:
         """Take a descriptor that is open for reading and writing."""
         self._descriptor = descriptor
+        found = os.fstat(descriptor)
+        self.identity = found.st_dev, found.st_ino
 
     def try_lock(self, byte: int) -> bool:
         """Lock a byte, or return False at once where another opener has it."""
@@ -63,6 +69,13 @@ class LockFile:
         answer = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, request)
         kind: int = struct.unpack(_FLOCK, answer)[0]
         return kind != fcntl.F_UNLCK
+
+
+def _locks_held() -> list[SharedLock]:
+    if not hasattr(_held, "locks"):
+        _held.locks = []
+    locks: list[SharedLock] = _held.locks
+    return locks
 
 
 class SharedLock:
@@ -100,8 +113,12 @@ class SharedLock:
         """Take the lock.
 
         Raises:
-            StoreTimeoutError: somebody else keeps it.
+            StoreTimeoutError: somebody else keeps it, or this thread does through another opener, as when the
+                garbage collector closes a store that nobody refers to while another one has the lock.
         """
+        if any(lock.comes_before(self) for lock in _locks_held()):
+            msg = f"{self._describe()}: this thread has a lock of another opener, and cannot wait for its own"
+            raise StoreTimeoutError(msg)
         end = time.monotonic() + self._seconds
         if not self._threads.acquire(timeout=self._seconds):
             self._give_up()
@@ -110,7 +127,17 @@ class SharedLock:
         except BaseException:
             self._threads.release()
             raise
+        self._note_holder()
+
+    def _note_holder(self) -> None:
         self._holder = threading.get_ident()
+        _locks_held().append(self)
+
+    def comes_before(self, wanted: SharedLock) -> bool:
+        """Whether a thread with this lock would wait for itself, or for whoever waits for it, with a wanted one."""
+        is_other = self._file is not wanted._file
+        is_same_file = self._file.identity == wanted._file.identity
+        return is_other and is_same_file and wanted._byte <= self._byte
 
     def try_acquire(self) -> bool:
         """Take the lock if nobody has it."""
@@ -122,7 +149,7 @@ class SharedLock:
             self._threads.release()
             raise
         if is_taken:
-            self._holder = threading.get_ident()
+            self._note_holder()
         else:
             self._threads.release()
         return is_taken
@@ -146,5 +173,7 @@ class SharedLock:
     def release(self) -> None:
         """Give the lock back."""
         self._holder = 0
+        if self in (locks := _locks_held()):
+            locks.remove(self)
         self._file.unlock(self._byte)
         self._threads.release()

@@ -111,6 +111,14 @@ def _attach(
     _check_agreement(options, directory.openers.pid_of(others[0]), found)
     tables = SharedTables(directory, _config(options))
     catalog = Catalog(directory.index_path, durability=options.durability)
+    try:
+        if not _is_proven(catalog.facts()):
+            options = replace(
+                options, verify=True
+            )  # what they verify at each read, nobody else did
+    except BaseException:
+        catalog.close()
+        raise
     return _state(options, directory, catalog, tables, clock)
 
 
@@ -334,13 +342,16 @@ def _note_opening(
         for segment in state.space:
             segment.sync()
         synced = True
+    is_proven = synced or _is_proven(facts) or not list(state.space)
+    # Objects from before a restart, which are verified at each read, stay a doubt for who does not verify.
+    boot = _boot_id() if is_proven else str(facts.get("boot", ""))
     state.save(
         CatalogChange(
             removed=removed,
             removed_segments=removed_segments,
             segments=segments,
             facts=(
-                ("boot", _boot_id()),
+                ("boot", boot),
                 ("synced", int(synced)),
                 ("capacity", state.options.capacity),
                 ("durability", state.options.durability.value),

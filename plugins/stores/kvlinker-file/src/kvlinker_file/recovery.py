@@ -55,7 +55,9 @@ class Saved:
 
 
 def sensible(catalog: Catalog) -> tuple[Saved, IndexArray]:
-    """Return what could be an object, the first of two under one key, and the places of all rows.
+    """Return what could be an object, of two under one key the one used last, and the places of all rows.
+
+    There are two where one opener removed an object, and another one stored it again before that was saved.
 
     Raises:
         StoreError: the catalog cannot be read.
@@ -63,7 +65,7 @@ def sensible(catalog: Catalog) -> tuple[Saved, IndexArray]:
     saved = _read(catalog)
     known = np.array(sorted(catalog.layouts()), dtype=np.int64)
     saved = saved.select(np.isin(saved.layouts, known))
-    return saved.select(_is_first(saved.keys)), catalog.places()
+    return saved.select(_is_last(saved.keys, saved.ticks)), catalog.places()
 
 
 def _read(catalog: Catalog) -> Saved:
@@ -83,14 +85,15 @@ def _read(catalog: Catalog) -> Saved:
     )
 
 
-def _is_first(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """[keys] whether no key before is the same."""
-    is_first = np.ones(len(keys), dtype=np.bool_)
+def _is_last(keys: NDArray[np.uint64], ticks: IndexArray) -> NDArray[np.bool_]:
+    """[keys] whether no object under the same key was used later."""
+    is_last = np.ones(len(keys), dtype=np.bool_)
     if len(distinct(key_hashes(keys))) < len(keys):
-        names = np.ascontiguousarray(keys).view(f"V{8 * KEY_WORDS}").reshape(-1)
-        is_first[:] = False
-        is_first[np.unique(names, return_index=True)[1]] = True
-    return is_first
+        order = np.argsort(-ticks, kind="stable")
+        names = np.ascontiguousarray(keys[order]).view(f"V{8 * KEY_WORDS}").reshape(-1)
+        is_last[:] = False
+        is_last[order[np.unique(names, return_index=True)[1]]] = True
+    return is_last
 
 
 def record_of(places: IndexArray, records: Sequence[SegmentRecord]) -> IndexArray:
@@ -183,7 +186,8 @@ def fill_tables(
         living: mask of the openers whose marks stay.
     """
     words = tables.words
-    words[Word.SEGMENTS_VERSION] = max(int(words[Word.SEGMENTS_VERSION]) + 1, now_micros())
+    version = int(words[Word.SEGMENTS_VERSION]) & (1 << 62) - 1  # whatever was written over it
+    words[Word.SEGMENTS_VERSION] = max(version + 1, now_micros())
     tables.segments[:] = np.zeros((), dtype=tables.segments.dtype)
     for entry, record in enumerate(records):
         kind = record.kind
@@ -198,6 +202,7 @@ def fill_tables(
     last = max([0, *(record.incarnation for record in records)])
     words[Word.LAST_INCARNATION] = max(last, int(words[Word.LAST_INCARNATION]) & (1 << 62) - 1)
     space.refresh()
+    space.retire_again()
     _fill_rows(tables, records, saved, living)
     recount(tables, space)
     latest = int(saved.ticks.max(initial=0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 
-from kvlinker.errors import StoreError
 from kvlinker_file.catalog import SegmentRecord
 from kvlinker_file.os_errors import NO_SPACE
 from kvlinker_file.sections import UnsettledError
@@ -174,20 +173,20 @@ def _make_segment(state: StoreState, record: SegmentRecord) -> None:
 
 def _move_segment(state: StoreState, segment: Segment, kind: SlotKind) -> bool:
     """Cut an empty, retired segment anew and return True, or delete it where another file would fit better."""
-    with state.changing():
-        record = state.space.recut(segment, kind)
-        if record is not None and state.tables.reserve(record.end_row):
-            state.index.fill_buckets()
-        state.marks.fit()
-    if record is None:
-        state.delete_segments([segment])
-        return False
     try:
+        with state.changing():
+            record = state.space.recut(segment, kind)
+            if record is not None and state.tables.reserve(record.end_row):
+                state.index.fill_buckets()
+            state.marks.fit()
+        if record is None:
+            state.delete_segments([segment])
+            return False
         state.directory.check_segment(segment.number, segment.file_bytes)
         state.commit(segments=[record])
     except UnsettledError:
         raise
-    except StoreError:
+    except OSError:  # the tables may have no room for more rows either
         with state.changing():
             state.space.retire(segment, is_retired=False)
         raise

@@ -173,14 +173,15 @@ class Sections:
             if self._is_odd(Word.COMMIT_MARK) or not self._is_sound():
                 self._recover_marked()
                 self._sweep()
-                self._tables.words[Word.COMMIT_MARK] += _ONE & self._tables.words[Word.COMMIT_MARK]
+                if self._is_odd(Word.COMMIT_MARK):
+                    self._tables.count_on(Word.COMMIT_MARK, 1)
         finally:
             self._change.release()
 
     def _recover_marked(self) -> None:
         self._tables.words[Word.TABLES_MARK] |= _ONE
         self._recover()
-        self._tables.words[Word.TABLES_MARK] += _ONE
+        self._tables.count_on(Word.TABLES_MARK, 1)
 
     # ---- marks --------------------------------------------------------------------------------
 
@@ -200,4 +201,4 @@ class Sections:
 
     def _unmark(self, word: Word) -> None:
         if word is Word.TABLES_MARK or not self._is_unsettled:
-            self._tables.words[word] += _ONE
+            self._tables.count_on(word, 1)

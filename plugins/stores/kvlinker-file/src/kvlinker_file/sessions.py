@@ -22,8 +22,8 @@ from kvlinker_file.state import StoreState
 
 __all__ = ["FileReadSession"]
 
-_OK, _MISS, _CORRUPT = range(3)
-_STATUSES = (ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT)
+_OK, _MISS, _CORRUPT, _FAILED = range(4)
+_STATUSES = (ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT, ReadStatus.FAILED)
 _CHUNK_BYTES = 32 << 20
 """Bytes whose checksums are made before they are copied: enough that calls do not count, and still in a cache."""
 
@@ -117,7 +117,8 @@ class FileReadSession(ReadSession):
         with self._lock:
             if self._parts is None:
                 found = np.flatnonzero(self._rows != ABSENT)
-                blocks = blocks_of(self._state, self._rows[found])
+                blocks, failed = blocks_of(self._state, self._rows[found])
+                self._status[found[failed]] = _FAILED
                 parts = [self._check_part(block, found[chosen]) for chosen, block in blocks]
                 self._fail(np.setdiff1d(found, _positions(parts)), _MISS)  # their file is gone
                 self._parts = tuple(parts)

@@ -57,6 +57,8 @@ class SlabSpace:
         """Segment number to entry."""
         self._kinds: dict[SlotKind, list[int]] = {}
         """Entries of the segments of each kind, in order of number."""
+        self._retiring: set[tuple[int, int]] = set()
+        """Number and incarnation of the segments that this opener is about to delete or to cut anew."""
         self._version = -1
         self._catalog_bytes = 0
         self._index_rows()
@@ -206,8 +208,17 @@ class SlabSpace:
 
     def retire(self, segment: Segment, *, is_retired: bool = True) -> None:
         """Let nobody take slots of a segment, or let them again."""
+        place = segment.number, segment.incarnation
+        (self._retiring.add if is_retired else self._retiring.discard)(place)
         if segment.number in self._entries:
             self._tables.segments["is_retired"][self.entry_of(segment)] = is_retired
+
+    def retire_again(self) -> None:
+        """Retire what this opener was retiring when the tables were made again: it still deletes or cuts it anew."""
+        self._retiring &= {(segment.number, segment.incarnation) for segment in self}
+        for segment in self:
+            if (segment.number, segment.incarnation) in self._retiring:
+                self.retire(segment)
 
     def retire_empty(self, *, keep: int) -> list[Segment]:
         """Retire the segments without taken slots, but for some of each kind; return them."""
@@ -226,7 +237,7 @@ class SlabSpace:
             self._change()
 
     def _change(self) -> None:
-        self._tables.words[Word.SEGMENTS_VERSION] += np.uint64(1)
+        self._tables.count_on(Word.SEGMENTS_VERSION, 1)
         self.refresh()
 
     def close(self) -> None:
@@ -316,7 +327,7 @@ class SlabSpace:
     @property
     def next_incarnation(self) -> int:
         """A number that no segment ever had."""
-        last = int(self._tables.words[Word.LAST_INCARNATION])
+        last = int(self._tables.words[Word.LAST_INCARNATION]) & (1 << 61) - 1  # or written over
         return max(
             last + 1, time.time_ns() // 1000
         )  # later than all before, though the tables were lost

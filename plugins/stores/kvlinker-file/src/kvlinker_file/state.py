@@ -207,7 +207,7 @@ class StoreState:
             StoreError: the catalog cannot be written; nothing of it was saved.
         """
         words = self.tables.words
-        number = int(words[Word.COMMITS]) + 1
+        number = (int(words[Word.COMMITS]) + 1) & (1 << 62) - 1  # whatever was written over it
         self.catalog.apply(replace(change, facts=(*change.facts, ("commits", number))))
         words[Word.COMMITS] = number
         self.note_stamp()

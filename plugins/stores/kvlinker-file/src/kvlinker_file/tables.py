@@ -152,6 +152,10 @@ class SharedTables:
         if buckets != len(self.buckets):
             self.buckets = self._map_file(BUCKETS_FILE, 0, 4 * buckets).view(np.int32)
 
+    def count_on(self, word: Word, change: int) -> None:
+        """Add to a word, which may overflow: anything may have been written over it."""
+        self.words[word : word + 1] += np.array([change], dtype=np.int64).view(np.uint64)
+
     def _resize(self, name: str, size: int) -> None:
         descriptor = self._directory.open_table(name)
         try:
@@ -187,8 +191,13 @@ class SharedTables:
             except OSError:
                 self._resize(BUCKETS_FILE, 4 * int(self.words[Word.BUCKETS]))
                 raise
+        before = int(self.words[Word.ROWS]), int(self.words[Word.BUCKETS])
         self.words[Word.ROWS], self.words[Word.BUCKETS] = rows, buckets
-        self.map_anew()
+        try:
+            self.map_anew()
+        except OSError:  # nobody would fill the buckets
+            self.words[Word.ROWS], self.words[Word.BUCKETS] = before
+            raise
         return is_other
 
     def restore_header(self, rows: int) -> None:
