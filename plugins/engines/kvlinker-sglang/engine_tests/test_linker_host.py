@@ -136,12 +136,42 @@ class Update:
     recapture_cuda_graph: bool = False
 
 
+@dataclass
+class Bucket(Update):
+    """A request to take some of the new weights."""
+
+    serialized_named_tensors: object = None
+    selector: str = "all"
+
+
+@dataclass
+class Session:
+    """A request to begin or end taking new weights in buckets."""
+
+    selector: str = "all"
+
+
 class Worker:
     """Runs a model that takes new weights, or fails half way."""
 
-    def __init__(self, *, succeeds: bool) -> None:
+    def __init__(self, *, succeeds: bool = True) -> None:
         self.weight_updater = self
         self.succeeds = succeeds
+
+    def begin_weight_update(self) -> None:
+        pass
+
+    def end_weight_update(self, *, run_post_load: bool) -> None:
+        pass
+
+    def deserialize_own_rank(self, tensors: object) -> object:
+        return tensors
+
+    def update_weights_from_tensor(
+        self, *, named_tensors: object, load_format: str
+    ) -> tuple[bool, str]:
+        del named_tensors, load_format
+        return self.succeeds, "as told"
 
     def weight_update_runners(self) -> list[tuple[str, Worker]]:
         return [("target", self)]
@@ -164,14 +194,25 @@ class Scheduler:
         self.version = new_version
 
 
-def update(tree: Tree, request: Update, *, succeeds: bool = True) -> None:
-    """Let SGLang's own updater take new weights."""
+def updater_of(  # type: ignore[no-any-unimported]  # SGLang's updater
+    tree: Tree, *, succeeds: bool = True, idle: bool = True
+) -> SchedulerWeightUpdaterManager:
+    """Return SGLang's own updater."""
     updater = object.__new__(SchedulerWeightUpdaterManager)
     updater.scheduler = Scheduler(tree)
     updater.tp_worker = Worker(succeeds=succeeds)
     updater.draft_worker = None
     updater.metrics_collector = None
     updater.flush_cache = lambda empty_cache: flush(tree, empty_cache)
+    updater.is_fully_idle = lambda *, ignore_waiting: idle and ignore_waiting
+    updater.tp_cpu_group = None
+    updater._session = None  # a field of SGLang's, which is not initialized here
+    return updater
+
+
+def update(tree: Tree, request: Update, *, succeeds: bool = True) -> None:
+    """Let SGLang's own updater take new weights."""
+    updater = updater_of(tree, succeeds=succeeds)
     assert updater.update_weights_from_disk(request).success == succeeds
 
 
@@ -227,6 +268,89 @@ def test_b34_nothing_is_stored_or_found_between_an_update_and_its_flush(
 
     assert found == 0
     assert tree.pending_offloads == 0
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """Let SGLang's updater wait for the one rank that there is."""
+    place = f"file://{tmp_path / 'ranks'}"
+    torch.distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def can_store(tree: Tree) -> bool:
+    """Compute a prompt that nobody computed before, and say whether its pages are offered."""
+    tree.insert([*range(700, 748)], tree.allocate(3))
+    offered = tree.pending_offloads > 0
+    tree.settle()
+    return offered
+
+
+@pytest.mark.usefixtures("group")
+def test_b34_pages_of_weights_of_which_some_are_replaced_are_never_stored(attach: Attach) -> None:
+    tree, linker = attach()
+    before = linker.weights.namespace
+    updater = updater_of(tree)
+
+    assert updater.begin_weight_update(Session()).success
+    for _ in range(2):
+        assert updater.update_weights_from_tensor(Bucket("step 7")).success
+        assert not can_store(tree)
+    flush(tree, None)
+    assert updater.end_weight_update(Session()).success
+
+    assert linker.weights.namespace != before
+    assert can_store(tree)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("idle", [True, False])
+def test_b34_pages_computed_before_a_session_ends_keep_the_store_off_until_a_flush(
+    attach: Attach, *, idle: bool
+) -> None:
+    tree, linker = attach()
+    updater = updater_of(tree, idle=idle)
+
+    updater.begin_weight_update(Session())
+    updater.update_weights_from_tensor(Bucket("step 7"))
+    if idle:
+        tree.insert([*range(100, 148)], tree.allocate(3))
+    updater.end_weight_update(Session())
+
+    assert linker.weights.is_mixed
+    flush(tree, None)
+    assert can_store(tree)
+
+
+@pytest.mark.usefixtures("group")
+def test_b34_weights_that_are_written_past_sglang_are_new_ones(attach: Attach) -> None:
+    tree, linker = attach()
+    tokens = stored(tree)
+    before = linker.weights.namespace
+    updater = updater_of(tree)
+
+    updater.begin_weight_update(Session())
+    updater.end_weight_update(Session())
+    flush(tree, None)
+
+    assert tree.match(tokens, "again").host_tokens == 0
+    assert linker.weights.namespace != before
+
+
+@pytest.mark.usefixtures("group")
+def test_b34_a_begin_or_an_end_that_sglang_refuses_changes_no_session(attach: Attach) -> None:
+    tree, linker = attach()
+    updater = updater_of(tree)
+
+    assert not updater.end_weight_update(Session()).success
+    assert not linker.weights.is_mixed
+    updater.begin_weight_update(Session())
+    updater.update_weights_from_tensor(Bucket("step 7"))
+    assert not updater.begin_weight_update(Session()).success
+    updater.end_weight_update(Session())
+
+    assert "update 'step 7'" in str(linker.weights.namespace.weights_version)
 
 
 def test_l1_a_transfer_that_makes_no_sense_raises_nothing(attach: Attach) -> None:

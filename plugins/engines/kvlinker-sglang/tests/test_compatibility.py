@@ -30,11 +30,21 @@ class WithoutEvents(UnifiedCacheLinker):
     record_offload_ready = None  # type: ignore[assignment]  # an older form
 
 
+class UpdaterWithoutSessions:
+    flush_cache_after_weight_update = Updater.flush_cache_after_weight_update
+    update_weights_from_disk = Updater.update_weights_from_disk
+    update_weights_from_distributed = Updater.update_weights_from_distributed
+    update_weights_from_ipc = Updater.update_weights_from_ipc
+    update_weights_from_tensor = Updater.update_weights_from_tensor
+
+
 class Policies(Enum):
     ALL_PAGES = "all_pages"
 
 
 class UpdaterWithoutFlush:
+    begin_weight_update = Updater.begin_weight_update
+    end_weight_update = Updater.end_weight_update
     update_weights_from_disk = Updater.update_weights_from_disk
     update_weights_from_distributed = Updater.update_weights_from_distributed
     update_weights_from_ipc = Updater.update_weights_from_ipc
@@ -73,6 +83,13 @@ def test_b106_the_tested_form_has_no_differences(caplog: pytest.LogCaptureFixtur
         (
             {"updater": UpdaterWithoutFlush},
             ["UpdaterWithoutFlush has no flush_cache_after_weight_update"],
+        ),
+        (
+            {"updater": UpdaterWithoutSessions},
+            [
+                "UpdaterWithoutSessions has no begin_weight_update",
+                "UpdaterWithoutSessions has no end_weight_update",
+            ],
         ),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvlinker.keys import KeyNamespace
@@ -16,8 +18,15 @@ class Engine:
     def __init__(self) -> None:
         self.version: str | None = "default"
 
-    def watch(self, *, launch: str = "launch") -> WeightsWatch:
-        return WeightsWatch(START, launch=launch, engine_version=lambda: self.version)
+    def watch(
+        self, *, launch: str = "launch", unique: bool = False, namespace: KeyNamespace = START
+    ) -> WeightsWatch:
+        return WeightsWatch(
+            namespace,
+            launch=launch,
+            engine_version=lambda: self.version,
+            updates_are_unique=unique,
+        )
 
 
 def test_k2_a_flush_without_an_update_changes_nothing() -> None:
@@ -27,16 +36,105 @@ def test_k2_a_flush_without_an_update_changes_nothing() -> None:
     assert not watch.is_mixed
 
 
-def test_k2_an_update_that_is_named_has_a_namespace_of_its_name() -> None:
+def updated(watch: WeightsWatch, name: str | None) -> KeyNamespace:
+    """Take an update and flush behind it."""
+    watch.begin_update()
+    watch.name_update(name)
+    return watch.flush()
+
+
+def test_k2_an_update_of_one_name_is_another_one_in_every_launch() -> None:
     engine = Engine()
     watch, other = engine.watch(), engine.watch(launch="another")
 
-    for one in (watch, other):
-        one.begin_update()
-        one.name_update("step 7")
-    engine.version = "step 7"
+    assert START != updated(watch, "step 7") != updated(other, "step 7") != START
 
-    assert watch.flush() == other.flush() != START
+
+def test_k2_ranks_of_one_launch_name_an_update_alike() -> None:
+    engine = Engine()
+
+    assert updated(engine.watch(), "step 7") == updated(engine.watch(), "step 7") != START
+
+
+def test_k2_names_that_are_unique_are_shared_by_launches() -> None:
+    engine = Engine()
+    one, two = (engine.watch(launch=launch, unique=True) for launch in ("one", "two"))
+
+    assert updated(one, "step 7") == updated(two, "step 7") != START
+
+
+def test_k2_an_update_of_other_weights_is_another_one() -> None:
+    engine = Engine()
+    other = replace(START, weights_version="default 01")
+
+    namespaces = [
+        updated(engine.watch(namespace=start, unique=True), "step 7") for start in (START, other)
+    ]
+
+    assert namespaces[0] != namespaces[1]
+
+
+def test_k2_a_name_that_was_used_before_begins_an_epoch() -> None:
+    watch = Engine().watch(unique=True)
+    first = updated(watch, "step 7")
+
+    second = updated(watch, "step 7")
+
+    assert second != first
+    assert str(second.weights_version).startswith("epoch ")
+
+
+# ---- sessions of several updates --------------------------------------------------------------
+
+
+def test_b34_pages_are_mixed_until_a_session_ends_whatever_is_flushed_in_it() -> None:
+    watch = Engine().watch()
+    watch.begin_session()
+    for _ in range(2):
+        assert updated(watch, "step 7") == START
+        assert watch.is_mixed
+
+    watch.end_session()
+
+    assert watch.is_mixed
+    assert watch.flush() != START
+    assert not watch.is_mixed
+
+
+def test_k2_a_session_has_the_name_that_all_of_its_updates_have() -> None:
+    engine = Engine()
+    watch, other = engine.watch(), engine.watch()
+
+    assert session_of(watch, "step 7", "step 7") == updated(other, "step 7")
+
+
+@pytest.mark.parametrize("names", [(), (None,), ("step 7", None), ("step 6", "step 7")])
+def test_k2_a_session_without_one_name_begins_an_epoch(names: tuple[str | None, ...]) -> None:
+    watch = Engine().watch()
+
+    assert str(session_of(watch, *names).weights_version).startswith("epoch ")
+
+
+def test_k2_a_session_whose_last_update_failed_begins_an_epoch() -> None:
+    watch = Engine().watch()
+    watch.begin_session()
+    updated(watch, "step 7")
+    watch.begin_update()
+    watch.end_session()
+
+    assert str(watch.flush().weights_version).startswith("epoch ")
+
+
+def session_of(watch: WeightsWatch, *names: str | None) -> KeyNamespace:
+    """Take a session's updates and flush behind it."""
+    watch.begin_session()
+    for name in names:
+        updated(watch, name)
+    watch.end_session()
+    return watch.flush()
+
+
+# ---- updates without a name -------------------------------------------------------------------
 
 
 def test_k2_an_update_without_a_name_begins_an_epoch_that_no_other_launch_has() -> None:
@@ -109,8 +207,6 @@ def _version(engine: Engine) -> str:
 
 @pytest.mark.parametrize("named", ["", "step 7"])
 def test_k2_what_an_update_is_called_is_part_of_the_namespace(named: str) -> None:
-    watch = Engine().watch()
-    watch.begin_update()
-    watch.name_update(named)
+    version = updated(Engine().watch(), named).weights_version
 
-    assert watch.flush().weights_version == f"update {named}"
+    assert version == f"default 00 update {named!r} of launch"

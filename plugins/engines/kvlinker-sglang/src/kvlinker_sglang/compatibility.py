@@ -49,6 +49,8 @@ _METHODS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _HELPERS: Mapping[str, tuple[str, ...]] = MappingProxyType({"record_offload_ready": ("self",)})
 _UPDATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "begin_weight_update": ("self", "recv_req"),
+        "end_weight_update": ("self", "recv_req"),
         "flush_cache_after_weight_update": ("self", "recv_req", "success", "message"),
         "update_weights_from_disk": ("self", "recv_req"),
         "update_weights_from_distributed": ("self", "recv_req"),

@@ -67,6 +67,9 @@ class NamespaceConfig(_Config):
     weights_version: _Name | None = None
     """Version of the weights that the server starts with; by default what SGLang calls it, with a
     digest of samples of the checkpoint's files."""
+    updates_are_unique: bool = False
+    """Whether the name of an update of weights is never given to other weights, by no run that shares the store:
+    replicas then find each other's pages behind an update, and else each keeps its own."""
     producer: _Name | None = None
     """Engine that computes the values; by default `sglang` and its version."""
     tenant: str | None = None

@@ -88,6 +88,7 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
             namespace,
             launch=launch_name(params.tp_cache_group),
             engine_version=engine_weights_version,
+            updates_are_unique=config.namespace.updates_are_unique,
         )
         watch_weight_updates()
         _log_namespace(namespace)

@@ -1,6 +1,7 @@
 """Weight updates: hooks, by SGLang's own registry, that tell a linker when the weights under it change.
 
-SGLang flushes its prefix cache behind an update, and a flush alone does not say whether there was one.
+SGLang flushes its prefix cache behind an update, and a flush alone does not say whether there was one. Weights that
+come in several updates, or past SGLang into its memory, lie between the begin and the end of a session.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_serving
 
 from kvlinker.errors import UnsupportedOperationError
 from kvlinker_sglang.weights import WeightsWatch
@@ -23,6 +25,8 @@ _UPDATES = (
     "update_weights_from_tensor",
 )
 _FLUSH = "flush_cache_after_weight_update"
+_BEGIN_SESSION = "begin_weight_update"
+_END_SESSION = "end_weight_update"
 _MARK = "__kvlinker_watches__"
 
 
@@ -32,6 +36,10 @@ class WatchesWeights(Protocol):
 
     weights: WeightsWatch
 
+    def reset(self) -> None:
+        """Take the namespace of the weights, and give up what is under way."""
+        ...
+
 
 class _Wrapper(Protocol):
     cache_linker: object
@@ -39,6 +47,8 @@ class _Wrapper(Protocol):
 
 class _Cache(Protocol):
     linker: _Wrapper | None
+
+    def total_size(self) -> tuple[int, int]: ...
 
 
 class _Scheduler(Protocol):
@@ -48,9 +58,15 @@ class _Scheduler(Protocol):
 class _Updater(Protocol):
     scheduler: _Scheduler | None
 
+    def is_fully_idle(self, *, ignore_waiting: bool) -> bool: ...
+
 
 class _Update(Protocol):
     weight_version: str | None
+
+
+class _Answer(Protocol):
+    success: bool
 
 
 def watch_weight_updates() -> None:
@@ -62,10 +78,15 @@ def watch_weight_updates() -> None:
     methods = vars(SchedulerWeightUpdaterManager)
     if _MARK in methods:
         return
-    before = {name: methods[name] for name in (*_UPDATES, _FLUSH)}
-    for name in _UPDATES:
-        HookRegistry.register(f"{_CLASS}.{name}", _begin, HookType.BEFORE)
-    HookRegistry.register(f"{_CLASS}.{_FLUSH}", _name, HookType.BEFORE)
+    hooks = {
+        **dict.fromkeys(_UPDATES, (_begin, HookType.BEFORE)),
+        _FLUSH: (_name, HookType.BEFORE),
+        _BEGIN_SESSION: (_begin_session, HookType.BEFORE),
+        _END_SESSION: (_end_session, HookType.AFTER),
+    }
+    before = {name: methods[name] for name in hooks}
+    for name, (hook, kind) in hooks.items():
+        HookRegistry.register(f"{_CLASS}.{name}", hook, kind)
     HookRegistry.apply_hooks()
     if kept := sorted(name for name, method in before.items() if methods[name] is method):
         msg = (
@@ -77,18 +98,45 @@ def watch_weight_updates() -> None:
 
 
 def _begin(updater: _Updater, *_: object, **__: object) -> None:
-    watch = _watch_of(updater)
-    if watch is not None:
-        watch.begin_update()
+    linker = _linker_of(updater)
+    if linker is not None:
+        linker.weights.begin_update()
 
 
 def _name(updater: _Updater, recv_req: _Update, success: object, *_: object) -> None:
-    watch = _watch_of(updater)
-    if watch is not None and success:
-        watch.name_update(recv_req.weight_version)
+    linker = _linker_of(updater)
+    if linker is not None and success:
+        linker.weights.name_update(recv_req.weight_version)
 
 
-def _watch_of(updater: _Updater) -> WeightsWatch | None:
+def _begin_session(updater: _Updater, *_: object, **__: object) -> None:
+    linker = _linker_of(updater)
+    # A second begin is refused by SGLang, and the session that is open goes on.
+    if linker is not None and not linker.weights.in_session:
+        linker.weights.begin_session()
+
+
+def _end_session(answer: _Answer, updater: _Updater, *_: object, **__: object) -> None:
+    linker = _linker_of(updater)
+    if linker is None or not linker.weights.in_session or not answer.success:
+        return
+    linker.weights.end_session()
+    if _holds_nothing(updater):
+        linker.reset()
+
+
+def _holds_nothing(updater: _Updater) -> bool:
+    """Whether no KV of the weights before the session's end is left, or under way into the prefix cache."""
+    scheduler = updater.scheduler
+    return (
+        scheduler is not None
+        and not get_serving().enable_streaming_session  # keeps KV outside of the prefix cache
+        and updater.is_fully_idle(ignore_waiting=True)
+        and not any(scheduler.tree_cache.total_size())
+    )
+
+
+def _linker_of(updater: _Updater) -> WatchesWeights | None:
     wrapper = updater.scheduler.tree_cache.linker if updater.scheduler is not None else None
     linker = wrapper.cache_linker if wrapper is not None else None
-    return linker.weights if isinstance(linker, WatchesWeights) else None
+    return linker if isinstance(linker, WatchesWeights) else None
