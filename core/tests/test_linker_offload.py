@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from linker_rig import (
     wait_for,
 )
 
-from kvlinker.device import DeviceAccess
+from kvlinker.device import DeviceAccess, DeviceEvent
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import DeviceCopyError, TransferRevokedError
 from kvlinker.pools import KV, DevicePoolGroup
@@ -260,7 +260,17 @@ def test_l7_an_event_of_a_broken_device_completes_false() -> None:
         assert rig.access.copies == ()
 
 
-@pytest.mark.parametrize("ready", [None, 3])
+def failing_events(error: BaseException) -> Iterator[DeviceEvent]:
+    """Yield no event: the device cannot record one."""
+    yield from ()
+    raise error
+
+
+@pytest.mark.parametrize(
+    "ready",
+    [None, 3, failing_events(OSError()), failing_events(SystemExit())],
+    ids=["none", "a number", "an error", "an exit"],
+)
 def test_l1_events_that_are_none_complete_false_and_the_answer_is_the_same_on_every_rank(
     ready: object,
 ) -> None:
