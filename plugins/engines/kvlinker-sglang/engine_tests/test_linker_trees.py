@@ -19,6 +19,7 @@ from kvlinker.loads import LoadQueue
 from kvlinker.lookups import LookupTable
 from kvlinker.offloads import OffloadQueue
 from kvlinker.pools import DevicePoolGroup
+from kvlinker.testing import MemoryStore
 from kvlinker_sglang.engine import linker as linker_module
 from kvlinker_sglang.engine.linker import KVLinker
 from kvlinker_sglang.weights import WeightsWatch
@@ -388,6 +389,17 @@ def test_e1_nothing_that_is_raised_in_the_linker_reaches_sglang(
 
     assert linked.counts()[0] == 0
     assert linked.holds(tree.restore(tokens, "in the end"), expected)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_e1_an_engine_that_ends_ends_whatever_its_store_raises(
+    linked: Linked, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryStore, "close", raising(error))
+
+    linked.linker.close()
+
+    assert linked.linker.metrics.snapshot().events["close_errors"] == 1
 
 
 def test_x04_each_of_several_offloads_gets_its_own_outcome(linked: Linked) -> None:

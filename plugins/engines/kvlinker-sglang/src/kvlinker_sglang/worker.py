@@ -86,7 +86,9 @@ class Worker:
         atexit.unregister(self._at_exit)
         try:
             self._opened.close()
-        except Exception as error:  # noqa: BLE001  # L1: an engine that ends must end
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # L1: an engine that ends must end
             self.linker.failures.report("close", error)
 
 
