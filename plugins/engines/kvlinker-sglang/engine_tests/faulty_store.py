@@ -1,4 +1,4 @@
-"""The store plugin `faulty`, for tests alone: a store in memory that goes wrong as a file says, while it is used."""
+"""The store plugin `faulty`, for tests alone: a store that goes wrong as a file says, while it is used."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from kvlinker.testing import (
     Tamper,
 )
 from kvlinker.testing.script import FaultScript
+from kvlinker_file import FileStore, FileStoreOptions
 
 __all__ = ["FAULTS", "FaultChoices", "describe_plugin", "install", "misbehave", "open_store"]
 
@@ -64,9 +65,9 @@ class FaultChoices(TypedDict, total=False):
 
 
 def install(folder: Path) -> Path:
-    """Make a folder that lets whoever has it on its path find the plugin, and return it."""
+    """Let whoever has a folder on its path find the plugin, and return the folder."""
     info = folder / "kvlinker_faulty-0.1.0.dist-info"
-    info.mkdir(parents=True)
+    info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvlinker-faulty\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text("[kvlinker.stores]\nfaulty = faulty_store\n")
     return folder
@@ -75,6 +76,7 @@ def install(folder: Path) -> Path:
 def misbehave(control: Path, *faults: tuple[str, str], **choices: Unpack[FaultChoices]) -> None:
     """Tell a store what happens from here on: pairs of a call and a fault; nothing, without any."""
     rules = [{"call": call, "fault": fault, **choices} for call, fault in faults]
+    control.parent.mkdir(exist_ok=True)
     new = control.with_suffix(".new")
     new.write_text(json.dumps(rules))
     new.replace(control)
@@ -88,10 +90,11 @@ def describe_plugin() -> PluginInfo:
 
 @hookimpl
 def open_store(config: Mapping[str, object]) -> Store:
-    """Open a store in memory, with the options `control` and `capacity_bytes`."""
-    capacity = config.get("capacity_bytes")
-    assert capacity is None or isinstance(capacity, int)
-    return _ControlledStore(MemoryStore(capacity_bytes=capacity), Path(str(config["control"])))
+    """Open a store that obeys the file `control`: a file store with further options, or one in memory without any."""
+    options = dict(config)
+    control = Path(str(options.pop("control")))
+    store = FileStore(FileStoreOptions.of_config(options)) if options else MemoryStore()
+    return _ControlledStore(store, control)
 
 
 class _ControlledStore(FaultStore):

@@ -1,4 +1,4 @@
-"""Servers whose worker is linked to a file store, and what that linker counted."""
+"""Servers whose worker is linked to a file store, which may be made to fail, and what that linker counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from urllib.request import ProxyHandler, build_opener
 
 from engine_frame.client import Answer, Client
 from engine_frame.models import VOCABULARY
-from engine_frame.server import LinkerOptions, ServerOptions, free_port
+from engine_frame.server import LinkerOptions, ServerOptions, free_port, search_path
+from faulty_store import install
 from prometheus_client.parser import text_string_to_metric_families
 
 __all__ = ["PAGE", "Counters", "Link", "answer_without_cache", "prompt_of", "wait_for"]
@@ -79,15 +80,26 @@ class Link:
     capacity: str = "64MiB"
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     """Further options of the linker."""
+    faults: Path | None = None
+    """An empty folder, for a store that goes wrong as `control` says."""
     port: int = field(default_factory=free_port)
+
+    @property
+    def control(self) -> Path:
+        """What to give to `faulty_store.misbehave`."""
+        assert self.faults is not None
+        return self.faults / "control.json"
 
     def server(self, model: Path, **choices: object) -> ServerOptions:
         """Return a server of a model with this linker."""
+        options = {"path": str(self.store), "capacity": self.capacity}
+        plugin = "file"
+        if self.faults is not None:
+            plugin = "faulty"
+            options |= {"control": str(self.control)}
+            choices |= {"environment": search_path(install(self.faults / "plugins"))}
         config = {
-            "store": {
-                "plugin": "file",
-                "options": {"path": str(self.store), "capacity": self.capacity},
-            },
+            "store": {"plugin": plugin, "options": options},
             "metrics": {"enabled": True, "port": self.port},
             "min_hit_tokens": 1,
             **self.options,

@@ -123,11 +123,15 @@ class Client:
         return _Generated.model_validate_json(self.post("generate", body)).answer()
 
     def generate_all(
-        self, prompts: Sequence[Sequence[int]], *, new_tokens: int = 8
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        new_tokens: int = 8,
+        extra: Mapping[str, object] | None = None,
     ) -> list[Answer | RequestFailed]:
         """Send all prompts at the same time, and return what came of each, in their order."""
         with ThreadPoolExecutor(len(prompts)) as threads:
-            return list(threads.map(self._outcome, prompts, repeat(new_tokens)))
+            return list(threads.map(self._outcome, prompts, repeat(new_tokens), repeat(extra)))
 
     def flush_cache(self) -> None:
         """Let the server forget what is in its pools, once nothing runs any more."""
@@ -182,8 +186,10 @@ class Client:
             raise RequestFailed(error.code, error.read().decode()) from error
         return content
 
-    def _outcome(self, prompt: Sequence[int], new_tokens: int) -> Answer | RequestFailed:
+    def _outcome(
+        self, prompt: Sequence[int], new_tokens: int, extra: Mapping[str, object] | None
+    ) -> Answer | RequestFailed:
         try:
-            return self.generate(prompt, new_tokens=new_tokens)
+            return self.generate(prompt, new_tokens=new_tokens, extra=extra)
         except RequestFailed as failure:
             return failure

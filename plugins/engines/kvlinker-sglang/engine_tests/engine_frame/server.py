@@ -17,7 +17,15 @@ from typing import Self
 
 from engine_frame.client import Client
 
-__all__ = ["LinkerOptions", "Server", "ServerDied", "ServerOptions", "SharedServer"]
+__all__ = [
+    "LinkerOptions",
+    "Server",
+    "ServerDied",
+    "ServerOptions",
+    "SharedServer",
+    "free_port",
+    "search_path",
+]
 
 ENGINE_TESTS = Path(__file__).parents[1]
 START_SECONDS = 300.0
@@ -97,9 +105,7 @@ class ServerOptions:
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, (str(ENGINE_TESTS), os.environ.get("PYTHONPATH")))
-            ),
+            **search_path(),
             **self.environment,
         }
 
@@ -240,6 +246,12 @@ class SharedServer:
         if self._server is not None:
             self._server.kill()
         self._server = None
+
+
+def search_path(*folders: Path) -> dict[str, str]:
+    """Return the variable by which a server's processes find modules, of further folders too."""
+    found = (*map(str, folders), str(ENGINE_TESTS), os.environ.get("PYTHONPATH"))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, found))}
 
 
 def free_port() -> int:
