@@ -15,8 +15,9 @@ import pytest
 from file_shelf import OpenStore, Shelf
 
 from kvlinker.errors import StoreError
-from kvlinker.store import ReadStatus, WriteStatus
+from kvlinker.store import ReadSession, ReadStatus, WriteStatus
 from kvlinker_file import FileStore, directory, opening, verify
+from kvlinker_file.catalog import CatalogChange
 from kvlinker_file.directory import StoreDirectory
 from kvlinker_file.segments import Segment
 from kvlinker_file.state import StoreState
@@ -96,6 +97,78 @@ def test_an_object_that_was_stored_again_outlives_the_one_whose_removal_was_neve
     break_tables(folder)
 
     assert shelf.get(second, keys) == (OK,) * 4
+
+
+def test_slots_that_somebody_took_in_a_new_file_stay_taken_though_its_maker_shows_it_afterwards(
+    open_store: OpenStore, folder: Path, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = open_store(), open_store()
+    shelf, new = Shelf(), [key(50 + i) for i in range(4)]
+    commit, save = StoreState.commit, StoreState.save
+    has_slots, may_publish = threading.Event(), threading.Event()
+    answers: list[tuple[WriteStatus, ...]] = []
+
+    def write() -> None:
+        def wait() -> bool:
+            has_slots.set()
+            return may_publish.wait(10)
+
+        answers.extend(second.write([shelf.batch(new)], shelf.access, may_publish=wait))
+
+    writer = threading.Thread(target=write)
+
+    def save_among_ruins(state: StoreState, change: CatalogChange) -> None:
+        save(state, change)
+        if change.segments:
+            break_tables(folder)
+
+    def commit_and_let_others_in(state: StoreState, **change: object) -> None:
+        commit(state, **change)  # type: ignore[arg-type]  # passed on as they came
+        if change.get("segments"):
+            writer.start()
+            assert has_slots.wait(10)
+
+    monkeypatch.setattr(StoreState, "save", save_among_ruins)
+    monkeypatch.setattr(StoreState, "commit", commit_and_let_others_in)
+    assert Shelf().put(first, [key(0)]) == (WRITTEN,)
+    tables = state_of(first).tables
+    assert tables.segments["used"].sum() == np.count_nonzero(tables.rows.state) == 5
+    may_publish.set()
+    writer.join()
+
+    assert answers == [(WRITTEN,) * 4]
+    assert shelf.get(first, new) == (OK,) * 4
+
+
+def test_an_object_that_was_deleted_before_its_writer_shows_it_stays_deleted(
+    open_store: OpenStore, folder: Path, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = open_store(), open_store()
+    shelf = Shelf()
+    shelf.put(first, [key(1)])
+    commit, save = StoreState.commit, StoreState.save
+    sessions: list[ReadSession] = []
+
+    def save_among_ruins(state: StoreState, change: CatalogChange) -> None:
+        save(state, change)
+        if change.added:
+            break_tables(folder)
+
+    def commit_and_let_others_in(state: StoreState, **change: object) -> None:
+        commit(state, **change)  # type: ignore[arg-type]  # passed on as they came
+        if change.get("added"):
+            sessions.append(second.open_read(shelf.request([key(0)])))
+            second._remove([key(0)])  # noqa: SLF001 - `delete` would wait for the writer now
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreState, "save", save_among_ruins)
+        patch.setattr(StoreState, "commit", commit_and_let_others_in)
+        shelf.put(first, [key(0)])
+
+    assert first.exists([key(0)]) == (False,)
+    assert np.count_nonzero(state_of(first).tables.rows.pins) == 1, "it is still being read"
+    with sessions[0] as session:
+        assert shelf.read(session, [key(0)]) == (OK,)
 
 
 @pytest.mark.parametrize("size", [512, 4096, None])
@@ -251,6 +324,48 @@ def test_tables_that_grew_and_cannot_be_mapped_stay_as_they_were(
 
     assert shelf.get(second, keys) == (OK,) * 32
     assert shelf.get(first, keys) == (OK,) * 32
+
+
+def test_what_a_call_could_not_let_go_of_because_of_a_lock_the_next_call_lets_go_of(
+    open_store: OpenStore, make_shelf: type[Shelf], key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = open_store(), open_store()
+    shelf, other = (make_shelf(layers=1, row_bytes=1 << 19, pages=4) for _ in range(2))
+    shelf.put(first, [key(0), key(1)])
+    session = first.open_read(shelf.request([key(0), key(1)]))
+    has_lock, may_end = threading.Event(), threading.Event()
+    monkeypatch.setattr(state_of(first).sections._change, "_seconds", 0.05)  # noqa: SLF001 - not 30 s
+
+    def keep_the_lock() -> None:
+        with state_of(second).changing():
+            has_lock.set()
+            may_end.wait(10)
+
+    def forbid() -> bool:
+        stopped.start()
+        return not has_lock.wait(10)
+
+    stopped = threading.Thread(target=keep_the_lock)
+    (answer,) = first.write([shelf.batch([key(2), key(3)])], shelf.access, may_publish=forbid)
+    session.close()
+    may_end.set()
+    stopped.join()
+
+    assert answer == (WriteStatus.DISCARDED,) * 2
+    first.hold([key(0)], seconds=1).release()
+    assert other.put(second, [key(10 + i) for i in range(4)]) == (WRITTEN,) * 4
+
+
+def test_places_of_files_that_are_gone_are_forgotten(
+    open_store: OpenStore, make_shelf: type[Shelf], key: Key
+) -> None:
+    store = open_store(segment_size="256KiB")
+    shelves = [make_shelf(layers=1, row_bytes=size, pages=8) for size in (9000, 20_000, 50_000)]
+    for i in range(120):
+        shelves[i // 10 % 3].put(store, [key(8 * i + j) for j in range(8)])
+
+    state = state_of(store)
+    assert len(state.index._cursors) <= len(list(state.space)) + 4  # noqa: SLF001 - what must not grow
 
 
 # ---- holds, locks, forks ----------------------------------------------------------------------

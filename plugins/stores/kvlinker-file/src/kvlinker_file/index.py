@@ -49,8 +49,8 @@ class ObjectIndex:
         self._marks = marks
         self._leaving: list[int] = []
         """Rows that this opener removed, and those of openers that died."""
-        self._cursors: dict[tuple[int, int], int] = {}
-        """Where to look for free slots of a segment's incarnation."""
+        self._cursors: dict[int, tuple[int, int]] = {}
+        """By number of a segment: its incarnation, and where to look for free slots of that."""
 
     def __len__(self) -> int:
         return int(self._tables.words[Word.OBJECTS])
@@ -144,8 +144,7 @@ class ObjectIndex:
     def _free_slots(self, segment: Segment, count: int) -> IndexArray:
         """Return free slots from where the last search ended, around the segment's end."""
         states = self._tables.rows.state[segment.rows]
-        place = segment.number, segment.incarnation
-        start = self._cursors.get(place, 0)
+        start = self._cursor(segment)
         found: list[IndexArray] = []
         for at in (*range(start, segment.slots, _SCAN), *range(0, start, _SCAN)):
             end = min(at + _SCAN, segment.slots if at >= start else start)
@@ -153,16 +152,27 @@ class ObjectIndex:
             found.append(free)
             count -= len(free)
             if not count:
-                self._cursors[place] = int(free[-1]) + 1 if len(free) else start
+                self._set_cursor(segment, int(free[-1]) + 1 if len(free) else start)
                 break
         return np.concatenate([np.empty(0, dtype=np.int64), *found])
+
+    def _cursor(self, segment: Segment) -> int:
+        incarnation, start = self._cursors.get(segment.number, (0, 0))
+        return start if incarnation == segment.incarnation else 0
+
+    def _set_cursor(self, segment: Segment, start: int) -> None:
+        self._cursors[segment.number] = (segment.incarnation, start)
 
     def give(self, taken: Sequence[Taken]) -> None:
         """Give back slots that never held a visible object."""
         for part in taken:
-            rows, table = part.rows, self._tables.rows
-            is_mine = (table.state[rows] == RowState.TAKEN) & (table.pins[rows] == self._marks.bit)
-            self.free(rows[is_mine])
+            self.free(part.rows[self._is_mine(part.rows)])
+
+    def _is_mine(self, rows: IndexArray) -> NDArray[np.bool_]:
+        """Return which rows this opener took and nobody else has."""
+        table = self._tables.rows
+        is_taken = table.state[rows] == RowState.TAKEN
+        return np.asarray(is_taken & (table.pins[rows] == self._marks.bit), dtype=np.bool_)
 
     def free(self, rows: IndexArray) -> None:
         """Let the slots of distinct rows be taken again."""
@@ -172,19 +182,19 @@ class ObjectIndex:
         table.is_saved[rows] = False
         self._space.count(rows, used=-1)
         for segment, positions in self._space.segments_of(rows):
-            place = segment.number, segment.incarnation
             first = int(rows[positions].min()) - segment.first_row
-            self._cursors[place] = min(first, self._cursors.get(place, 0))
+            self._set_cursor(segment, min(first, self._cursor(segment)))
 
     # ---- coming and going ---------------------------------------------------------------------
 
     def add(self, new: NewObjects) -> None:
         """Make objects visible under their keys, which find nothing yet, in rows that were taken for them.
 
-        Rows that live already stay as they are: the tables were made again from the catalog meanwhile.
+        Rows that are not this opener's any more stay as they are: the tables were made again from the catalog
+        meanwhile, and with that the objects visible; some may be gone again.
         """
         table, words = self._tables.rows, self._tables.words
-        fresh = np.flatnonzero(table.state[new.rows] != RowState.LIVING)
+        fresh = np.flatnonzero(self._is_mine(new.rows))
         rows = new.rows[fresh]
         if not len(rows):
             return

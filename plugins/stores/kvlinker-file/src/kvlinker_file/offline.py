@@ -264,7 +264,7 @@ def verify(path: str | PathLike[str], *, drop: bool = False) -> VerifyReport:
         wrong = np.array(foreign + corrupt, dtype=np.int64)
         if drop and len(wrong):
             state.drop_corrupt(wrong)
-        state.unpin(every)
+        state.let_go(every)
     return VerifyReport(
         objects=objects,
         intact=objects - len(wrong),

@@ -109,7 +109,7 @@ class FileReadSession(ReadSession):
             self._let_go()
 
     def _let_go(self) -> None:
-        self._state.unpin(self._rows[self._rows != ABSENT])
+        self._state.let_go(self._rows[self._rows != ABSENT])
 
     # ---- headers ------------------------------------------------------------------------------
 

@@ -193,9 +193,14 @@ class SlabSpace:
         return [self._segments[entry] for entry, is_gone in pairs if not is_gone]
 
     def add(self, record: SegmentRecord) -> None:
-        """Let everybody take slots of a segment from now on."""
+        """Let everybody take slots of a segment from now on.
+
+        One that is there stays as it is: the tables were made again from the catalog meanwhile.
+        """
         table = self._tables.segments
         entry = self._entries.get(record.number)
+        if entry is not None and self._segments[entry].incarnation == record.incarnation:
+            return
         if entry is None:
             entry = int(np.flatnonzero(table["incarnation"] == 0)[0])
         kind = record.kind

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -84,7 +85,9 @@ class StoreState:
             recover=self._recover,
             sweep=self._sweep,
         )
-        self.committing, self.changing = self.sections.committing, self.sections.changing
+        self.committing = self.sections.committing
+        self._debts: deque[tuple[IndexArray, Sequence[Taken]]] = deque()
+        """Pinned rows and slots to let go of, for whoever of this opener's threads has the lock next."""
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._counting = threading.Lock()
         self.lifetime = Lifetime(options.path, close_seconds=options.close_seconds)
@@ -281,11 +284,35 @@ class StoreState:
             self.index.forget(leaving)
             self.index.settle()
 
-    def give_back(self, taken: Sequence[Taken]) -> None:
-        """Give back slots that never held a visible object."""
-        if taken:
-            with self.changing():
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Keep everybody else from changing and from looking at the tables; see Sections."""
+        with self.sections.changing():
+            while self._debts:
+                rows, taken = self._debts.popleft()
+                self.index.free_unread(self.marks.unpin(rows))
                 self.index.give(taken)
+            yield
+
+    def let_go(self, rows: IndexArray, taken: Sequence[Taken] = ()) -> None:
+        """Let go of rows that a session or a call kept, and of slots that it took, if the store is still open.
+
+        Where the lock cannot be had, because a process was stopped that has it, this opener's next call does it.
+        Nothing may be given twice: it may be another call's by then.
+        """
+        with self.letting_go() as is_open:
+            if not is_open or not (len(rows) or taken):
+                return
+            self._debts.append((rows, taken))
+            try:
+                with self.changing():
+                    pass
+            except OSError as error:
+                _log.warning("%s: the next call lets go: %s", self.options.path, error)
+
+    def give_back(self, taken: Sequence[Taken]) -> None:
+        """Give back slots that never held a visible object; see `let_go`."""
+        self.let_go(np.empty(0, dtype=np.int64), taken)
 
     def truncate_log(self) -> None:
         """Write the catalog's log back, so that it takes no room.
@@ -361,13 +388,6 @@ class StoreState:
             _log.warning("%s: the order of use was not saved: %s", self.options.path, error)
 
     # ---- what sessions do ---------------------------------------------------------------------
-
-    def unpin(self, rows: IndexArray) -> None:
-        """Let go of rows that a session or a call kept, if the store is still open."""
-        with self.letting_go() as is_open:
-            if is_open and len(rows):
-                with self.changing():
-                    self.index.free_unread(self.marks.unpin(rows))
 
     def drop_corrupt(self, rows: IndexArray) -> None:
         """Remove objects whose bytes are not right, if they are still there."""

@@ -82,9 +82,7 @@ def write_batches(
             _sync(state, works)
         _publish_if_allowed(state, works, may_publish)
     finally:
-        for work in works:
-            state.give_back(work.taken)
-        state.unpin(kept)
+        state.let_go(kept, [taken for work in works for taken in work.taken])
     for work in works:
         for position, (twin_batch, twin) in work.twins.items():
             status = works[twin_batch].statuses[twin]
@@ -156,8 +154,8 @@ def _take_slots(state: StoreState, works: Sequence[_Work]) -> bool:
 def _abandon(state: StoreState, works: Sequence[_Work], status: WriteStatus) -> None:
     """Give all slots back: nothing of the call will be stored."""
     for work in works:
-        state.give_back(work.taken)
-        work.taken = []
+        taken, work.taken = work.taken, []
+        state.give_back(taken)
         work.mark(status)
 
 
