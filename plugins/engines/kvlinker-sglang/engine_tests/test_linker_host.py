@@ -11,12 +11,14 @@ import torch
 from engine_frame.server import LinkerOptions
 from engine_frame.trees import Tree
 from faulty_store import install
+from sglang.srt.arg_groups.arg_utils import namespace_of
 from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
 
 import kvlinker_sglang
 from kvlinker.errors import ContractError, KVLinkerError, UnsupportedOperationError
@@ -24,9 +26,32 @@ from kvlinker_sglang.compatibility import TESTED_VERSIONS, check_host, differenc
 from kvlinker_sglang.engine.host import installed_host, model_facts
 from kvlinker_sglang.engine.linker import KVLinker
 from kvlinker_sglang.page_keys import check_page_keys
+from kvlinker_sglang.server_arguments import known_names
 from kvlinker_sglang.transfers import EngineTransfer
 
 Attach = Callable[..., tuple[Tree, KVLinker]]
+VALUE_ARGUMENTS = {
+    "context_length",
+    "custom_weight_loader",
+    "dtype",
+    "flashinfer_mxfp4_moe_precision",
+    "forward_hooks",
+    "json_model_override_args",
+    "kv_cache_dtype",
+    "load_format",
+    "lora_backend",
+    "mamba_ssm_dtype",
+    "mm_process_config",
+    "model_impl",
+    "model_loader_extra_config",
+    "modelopt_quant",
+    "quantization",
+    "quantization_param_path",
+    "quantize_and_serve",
+    "rl_quant_profile",
+    "speculative_algorithm",
+}
+"""Arguments of which each changes values."""
 
 
 @pytest.fixture
@@ -90,12 +115,28 @@ def test_k2_what_the_server_says_of_its_model_is_read(attach: Attach) -> None:
 
     assert facts.engine_version in TESTED_VERSIONS
     assert facts.weights_version == "default"
-    assert set(facts.values) == {
-        "dtype",
-        "json_model_override_args",
-        "kv_cache_dtype",
-        "quantization",
-    }
+    assert facts.values.keys() >= VALUE_ARGUMENTS
+    assert not facts.values.keys() & {"model_path", "port", "tp_size", "cuda_graph_config"}
+
+
+def test_k2_arguments_have_a_text_that_no_start_changes(attach: Attach) -> None:
+    attach()
+
+    # The name of an object's place in memory would make every start another server.
+    assert not [name for name, text in model_facts().values.items() if " at 0x" in text]
+
+
+def test_k2_arguments_that_are_known_to_be_harmless_are_sglangs() -> None:
+    assert known_names() <= namespace_of(ServerArgs).keys()
+
+
+def test_k2_random_weights_are_an_epoch_of_their_start(attach: Attach) -> None:
+    attach()
+
+    with get_context().config_bag("model").override(load_format="dummy"):
+        starts = [attach()[1].weights.namespace for _ in range(2)]
+
+    assert starts[0] != starts[1]
 
 
 def test_a_configuration_that_is_wrong_ends_the_start(attach: Attach) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvlinker.keys import KeyNamespace
 from kvlinker_sglang.checkpoints import checkpoint_digest
-from kvlinker_sglang.identity import Checkpoint, ModelFacts, make_namespace
+from kvlinker_sglang.identity import Checkpoint, ModelFacts
+from kvlinker_sglang.identity import make_namespace as make_launched_namespace
 from kvlinker_sglang.options import NamespaceConfig
 from kvlinker_sglang.secret_references import SecretReference
 
@@ -32,6 +36,12 @@ def facts_of(folder: Path) -> ModelFacts:
     )
 
 
+def make_namespace(
+    config: NamespaceConfig, facts: ModelFacts, *, launch: str = "launch"
+) -> KeyNamespace:
+    return make_launched_namespace(config, facts, launch=launch)
+
+
 def test_k2_copies_of_a_checkpoint_agree_wherever_they_lie(tmp_path: Path) -> None:
     one, two = make_checkpoint(tmp_path / "a"), make_checkpoint(tmp_path / "b" / "c")
 
@@ -47,6 +57,77 @@ def test_b34_other_weights_have_another_digest(tmp_path: Path, offset: int) -> N
     (two / "model.safetensors").write_bytes(weights)
 
     assert checkpoint_digest(str(one)) != checkpoint_digest(str(two))
+
+
+def write_tensors(file: Path, contents: list[bytes]) -> None:
+    """Write a file of safetensors, with a tensor of each of the contents."""
+    header, start = {}, 0
+    for number, content in enumerate(contents):
+        end = start + len(content)
+        header[f"t{number}"] = {
+            "dtype": "U8",
+            "shape": [len(content)],
+            "data_offsets": [start, end],
+        }
+        start = end
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(contents))
+
+
+def test_b34_one_trained_tensor_of_many_changes_the_digest(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "a")
+    file = folder / "model.safetensors"
+    sizes = [*([100_000] * 12), 4, 4096]
+    digests = set()
+    for trained in (None, *range(len(sizes))):
+        write_tensors(file, [bytes([i == trained]) * size for i, size in enumerate(sizes)])
+        digests.add(checkpoint_digest(str(folder)))
+
+    assert len(digests) == len(sizes) + 1
+
+
+def test_b34_other_formats_are_sampled_in_every_4_mib(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    size = 100 << 20
+    digests = set()
+    for position in (None, *range(0, size, 20 << 20)):
+        with file.open("wb") as opened:
+            opened.truncate(size)
+            if position is not None:
+                opened.seek(position)
+                opened.write(b"\x01" * (5 << 20))
+        digests.add(checkpoint_digest(str(file)))
+
+    assert len(digests) == 6
+
+
+def test_a_header_that_says_no_places_is_sampled_evenly(tmp_path: Path) -> None:
+    digests = set()
+    for fill in (b"\x00", b"\x01"):
+        file = tmp_path / "model.safetensors"
+        file.write_bytes((2).to_bytes(8, "little") + b"[]" + fill * BIG)
+        digests.add(checkpoint_digest(str(file)))
+
+    assert len(digests) == 2
+
+
+def test_k2_a_folder_without_weights_has_no_digest(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "a")
+    (folder / "model.safetensors").unlink()
+
+    assert checkpoint_digest(str(folder)) is None
+
+
+def test_k2_a_model_is_looked_for_where_it_was_downloaded_to(tmp_path: Path) -> None:
+    model = tmp_path / "models--some--model"
+    snapshot = make_checkpoint(model / "snapshots" / "abc")
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("abc", encoding="utf-8")
+
+    found = checkpoint_digest("some/model", cache_dir=str(tmp_path))
+
+    assert found == checkpoint_digest(str(snapshot)) is not None
+    assert checkpoint_digest("some/model") is None
 
 
 def test_b34_another_configuration_or_size_has_another_digest(tmp_path: Path) -> None:
@@ -97,6 +178,42 @@ def test_k2_what_is_configured_stands_in_place_of_the_defaults(tmp_path: Path) -
     fields = dict(namespace.fields)
     assert (fields["model_id"], fields["weights_version"], fields["producer"]) == ("m", "7", "p")
     assert fields["tenant"] == "t"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": Checkpoint(path="s3://bucket/model")},
+        {"draft": Checkpoint(path="nobody/draft")},
+        {"adapters": {"a": Checkpoint(path="nobody/adapter")}},
+        {"weights_in_files": False},
+    ],
+)
+def test_k2_unknown_weights_begin_an_epoch_and_the_log_says_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changed: dict[str, object]
+) -> None:
+    facts = replace(facts_of(make_checkpoint(tmp_path / "a")), **changed)  # type: ignore[arg-type]  # fields by name
+
+    with caplog.at_level(logging.WARNING):
+        namespaces = [
+            make_namespace(NamespaceConfig(), facts, launch=launch)
+            for launch in ("one", "one", "two")
+        ]
+
+    assert namespaces[0] == namespaces[1] != namespaces[2]
+    assert "namespace.weights_version" in caplog.text
+
+
+def test_unknown_weights_that_the_operator_names_are_shared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    facts = replace(facts_of(make_checkpoint(tmp_path / "a")), weights_in_files=False)
+    config = NamespaceConfig(weights_version="7")
+
+    namespaces = {make_namespace(config, facts, launch=launch) for launch in ("one", "two")}
+
+    assert len(namespaces) == 1
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

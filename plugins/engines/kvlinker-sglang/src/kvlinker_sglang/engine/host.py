@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import sglang
+from sglang.srt.arg_groups.arg_utils import namespace_of
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
@@ -10,6 +13,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import (
+    get_context,
     get_exec,
     get_lora,
     get_model,
@@ -17,6 +21,7 @@ from sglang.srt.runtime_context import (
     get_spec,
     process_model_config,
 )
+from sglang.srt.server_args import ServerArgs
 
 from kvlinker.description import Fact
 from kvlinker.errors import UnsupportedOperationError
@@ -26,6 +31,11 @@ from kvlinker_sglang.describe.requests import SHARED_INDEX_LAYERS
 from kvlinker_sglang.describe.sparse import POOL as SPARSE_POOL
 from kvlinker_sglang.describe.sparse import SparsePool, shared_index_layers
 from kvlinker_sglang.identity import Checkpoint, ModelFacts
+from kvlinker_sglang.server_arguments import (
+    ServerArgument,
+    is_loaded_from_files,
+    value_arguments,
+)
 
 __all__ = [
     "check_arguments",
@@ -83,16 +93,28 @@ def model_facts() -> ModelFacts:
             str(adapter.lora_name): Checkpoint(path=str(adapter.lora_path))
             for adapter in get_lora().lora_paths or ()
         },
-        values={
-            name: str(value)
-            for name, value in (
-                ("dtype", model.dtype),
-                ("json_model_override_args", model.json_model_override_args),
-                ("kv_cache_dtype", model.kv_cache_dtype),
-                ("quantization", model.quantization),
-            )
-        },
+        values=value_arguments(_arguments()),
+        download_dir=model.download_dir,
+        weights_in_files=_are_in_files(),
     )
+
+
+def _arguments() -> dict[str, ServerArgument]:
+    """Return every argument of the server, as SGLang resolved it."""
+    found = {}
+    for name, group in namespace_of(ServerArgs).items():
+        top, *below = group.split(".")
+        value: object = attrgetter(".".join((*below, name)))(get_context().config_bag(top))
+        found[name] = ServerArgument(group=group, value=value)
+    return found
+
+
+def _are_in_files() -> bool:
+    model, draft = get_model(), get_spec()
+    formats = [model.load_format]
+    if draft.speculative_draft_load_format is not None:
+        formats.append(draft.speculative_draft_load_format)
+    return model.weight_cache_mode == "off" and all(map(is_loaded_from_files, formats))
 
 
 def shared_index_facts(kv_cache: object) -> dict[str, Fact]:

@@ -13,7 +13,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from kvlinker.device import DeviceEvent
 from kvlinker.entries import DevicePoolEntry
-from kvlinker.keys import KeyNamespace
+from kvlinker.keys import KeyNamespace, digest_fields
 from kvlinker.metrics import LinkerMetrics
 from kvlinker_sglang.compatibility import check_host
 from kvlinker_sglang.engine.host import (
@@ -37,6 +37,7 @@ __all__ = ["KVLinker"]
 
 logger = logging.getLogger(__name__)
 
+_DIGEST_BYTES = 12
 _T = TypeVar("_T")
 
 
@@ -71,7 +72,8 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
         check_host(host)
         check_page_keys(host)
         check_arguments()
-        namespace = make_namespace(config.namespace, model_facts())
+        launch = launch_name(params.tp_cache_group)
+        namespace = make_namespace(config.namespace, model_facts(), launch=launch)
         self._worker = Worker(
             params.token_to_kv_pool_allocator.get_kvcache(),
             describe_request(params),
@@ -86,7 +88,7 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
             params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
         self.weights = WeightsWatch(
             namespace,
-            launch=launch_name(params.tp_cache_group),
+            launch=launch,
             engine_version=engine_weights_version,
             updates_are_unique=config.namespace.updates_are_unique,
         )
@@ -204,6 +206,15 @@ def _place(params: WorkerParameters) -> WorkerPlace:
 
 
 def _log_namespace(namespace: KeyNamespace) -> None:
-    fields = ", ".join(f"{name}={value!r}" for name, value in namespace.fields)
+    values = dict(namespace.fields)
+    arguments = str(values.pop("value_format"))
+    fields = ", ".join(f"{name}={value!r}" for name, value in values.items())
     keyed = "keyed with a secret" if namespace.secret else "without a secret"
-    logger.info("kvlinker: namespace %s, %s, %s", namespace.digest.hex(), keyed, fields)
+    logger.info(
+        "kvlinker: namespace %s, %s, %s, arguments %s",
+        namespace.digest.hex(),
+        keyed,
+        fields,
+        digest_fields("kvlinker-sglang.arguments/1", (arguments,), size=_DIGEST_BYTES).hex(),
+    )
+    logger.debug("kvlinker: arguments that values may depend on: %s", arguments)
