@@ -139,6 +139,30 @@ def test_k2_random_weights_are_an_epoch_of_their_start(attach: Attach) -> None:
     assert starts[0] != starts[1]
 
 
+def test_b106_arguments_that_are_not_published_as_they_were_are_refused(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach()
+
+    def config_bag(name: str) -> object:
+        raise AttributeError(name)
+
+    monkeypatch.setattr(type(get_context()), "config_bag", lambda _, name: config_bag(name))
+
+    with pytest.raises(UnsupportedOperationError, match=TESTED_VERSIONS[0]):
+        model_facts()
+
+
+def test_b106_a_keyword_that_the_linker_does_not_know_is_refused(attach: Attach) -> None:
+    tree, _ = attach()
+    store = {"plugin": "faulty", "options": {}}
+
+    with pytest.raises(UnsupportedOperationError, match="a linker is given backup_stream"):
+        KVLinker(
+            None, tree.params, components=(), extra_config={"store": store}, backup_stream=None
+        )
+
+
 def test_a_configuration_that_is_wrong_ends_the_start(attach: Attach) -> None:
     with pytest.raises(ContractError, match="metric is unknown; did you mean metrics"):
         attach(metric={})

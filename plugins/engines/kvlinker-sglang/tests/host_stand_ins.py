@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from kvlinker_sglang.compatibility import Host, HostKey
 
-__all__ = ["Key", "UnifiedCacheLinker", "Updater", "make_host", "page_hash"]
+__all__ = ["CacheInitParams", "Key", "UnifiedCacheLinker", "Updater", "make_host", "page_hash"]
 
 
 class UnifiedCacheLinker(ABC):
@@ -58,10 +58,17 @@ class CacheInitParams:
     req_to_token_pool: object
     token_to_kv_pool_allocator: object
     page_size: int
+    pp_rank: int = 0
+    pp_size: int = 1
+    tree_components: object = None
     tp_cache_group: object = None
     mtp_draft_device_pools: tuple[object, ...] = ()
     sidecar_draft_device_pools: tuple[object, ...] = ()
     mtp_draft_mamba_pools: tuple[object, ...] = ()
+
+    @property
+    def swa_retain_window(self) -> int | None:
+        return None
 
 
 class PoolHitPolicy(StrEnum):
@@ -79,8 +86,32 @@ class PoolName(StrEnum):
     MAMBA = "mamba"
 
 
+class UnifiedRadixCache:
+    """SGLang's."""
+
+    def __init__(self) -> None:
+        self.linker: object = None
+
+    def init_cache_linker(self, cache_linker: object) -> None: ...
+    def reset(self) -> None: ...
+    def total_size(self) -> tuple[int, int]:
+        return (0, 0)
+
+
+class UnifiedCacheLinkerWrapper:
+    """SGLang's."""
+
+    def __init__(self, cache: object, cache_linker: object) -> None:
+        self.cache = cache
+        self.cache_linker = cache_linker
+
+
+@dataclass
 class Updater:
     """SGLang's `SchedulerWeightUpdaterManager`."""
+
+    is_fully_idle: object
+    scheduler: object = None
 
     def begin_weight_update(self, recv_req: object) -> None: ...
     def end_weight_update(self, recv_req: object) -> None: ...
@@ -126,6 +157,8 @@ def make_host(**changed: object) -> Host:
         "policies": PoolHitPolicy,
         "pools": PoolName,
         "updater": Updater,
+        "tree": UnifiedRadixCache,
+        "wrapper": UnifiedCacheLinkerWrapper,
         "page_hash": page_hash,
         "make_key": Key,
         **changed,

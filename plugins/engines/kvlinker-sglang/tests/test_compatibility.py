@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from dataclasses import make_dataclass
+from dataclasses import fields, make_dataclass
 from enum import Enum
 
 import pytest
-from host_stand_ins import UnifiedCacheLinker, Updater, make_host
+from host_stand_ins import CacheInitParams, UnifiedCacheLinker, Updater, make_host
 
 from kvlinker.errors import UnsupportedOperationError
 from kvlinker_sglang.compatibility import check_host, differences
@@ -30,25 +30,22 @@ class WithoutEvents(UnifiedCacheLinker):
     record_offload_ready = None  # type: ignore[assignment]  # an older form
 
 
-class UpdaterWithoutSessions:
-    flush_cache_after_weight_update = Updater.flush_cache_after_weight_update
-    update_weights_from_disk = Updater.update_weights_from_disk
-    update_weights_from_distributed = Updater.update_weights_from_distributed
-    update_weights_from_ipc = Updater.update_weights_from_ipc
-    update_weights_from_tensor = Updater.update_weights_from_tensor
-
-
 class Policies(Enum):
     ALL_PAGES = "all_pages"
 
 
-class UpdaterWithoutFlush:
-    begin_weight_update = Updater.begin_weight_update
-    end_weight_update = Updater.end_weight_update
-    update_weights_from_disk = Updater.update_weights_from_disk
-    update_weights_from_distributed = Updater.update_weights_from_distributed
-    update_weights_from_ipc = Updater.update_weights_from_ipc
-    update_weights_from_tensor = Updater.update_weights_from_tensor
+class UpdaterWithoutFlush(Updater):
+    flush_cache_after_weight_update = None  # type: ignore[assignment]  # an older form
+
+
+class UpdaterWithoutSessions(Updater):
+    begin_weight_update = None  # type: ignore[assignment]  # an older form
+    end_weight_update = None  # type: ignore[assignment]  # an older form
+
+
+class Elsewhere:
+    def __init__(self, linker: object) -> None:
+        self.external = linker
 
 
 def test_b106_the_tested_form_has_no_differences(caplog: pytest.LogCaptureFixture) -> None:
@@ -90,6 +87,25 @@ def test_b106_the_tested_form_has_no_differences(caplog: pytest.LogCaptureFixtur
                 "UpdaterWithoutSessions has no begin_weight_update",
                 "UpdaterWithoutSessions has no end_weight_update",
             ],
+        ),
+        ({"wrapper": Elsewhere}, ["Elsewhere has no cache_linker"]),
+        (
+            {"tree": Elsewhere},
+            [
+                "Elsewhere has no init_cache_linker",
+                "Elsewhere has no reset",
+                "Elsewhere has no total_size",
+                "Elsewhere has no linker",
+            ],
+        ),
+        (
+            {
+                "parameters": make_dataclass(
+                    "CacheInitParams",
+                    sorted({item.name for item in fields(CacheInitParams)} - {"pp_rank"}),
+                )
+            },
+            ["CacheInitParams has no pp_rank", "CacheInitParams has no swa_retain_window"],
         ),
     ],
 )

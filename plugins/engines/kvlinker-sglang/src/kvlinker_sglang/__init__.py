@@ -58,10 +58,20 @@ def install() -> None:
 
 
 def __getattr__(name: str) -> type:
-    """Return `KVLinker`, whose module is built on SGLang's classes."""
+    """Return `KVLinker`, whose module is built on SGLang's classes.
+
+    Raises:
+        UnsupportedOperationError: no SGLang is installed, or it lacks something that the linker is built on.
+    """
     if name != "KVLinker":
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    from kvlinker_sglang.engine.linker import KVLinker
-
+    try:
+        from kvlinker_sglang.engine.linker import KVLinker
+    except ImportError as error:
+        msg = (
+            f"the installed SGLang lacks what the linker is built on: {error}; install sglang "
+            f"{' or '.join(TESTED_VERSIONS)}, or a newer kvlinker-sglang"
+        )
+        raise UnsupportedOperationError(msg) from error
     return KVLinker

@@ -58,18 +58,28 @@ _UPDATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "update_weights_from_tensor": ("self", "recv_req"),
     }
 )
+_UPDATER_FIELDS = frozenset({"is_fully_idle", "scheduler"})
+_TREE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"init_cache_linker": ("self", "cache_linker"), "reset": ("self",), "total_size": ("self",)}
+)
+_TREE_ATTRIBUTES = frozenset({"linker"})
+_WRAPPER_ATTRIBUTES = frozenset({"cache_linker"})
 _TRANSFER_FIELDS = frozenset({"name", "keys", "device_indices", "hit_policy"})
 _PARAMETER_FIELDS = frozenset(
     {
         "mtp_draft_device_pools",
         "mtp_draft_mamba_pools",
         "page_size",
+        "pp_rank",
+        "pp_size",
         "req_to_token_pool",
         "sidecar_draft_device_pools",
         "token_to_kv_pool_allocator",
         "tp_cache_group",
+        "tree_components",
     }
 )
+_PARAMETER_PROPERTIES = frozenset({"swa_retain_window"})
 _POLICIES = frozenset({"all_pages", "trailing_pages"})
 _POOLS = frozenset({"kv", "mamba", "swa"})
 
@@ -105,6 +115,10 @@ class Host:
     """`PoolName`."""
     updater: type
     """`SchedulerWeightUpdaterManager`."""
+    tree: type
+    """`UnifiedRadixCache`."""
+    wrapper: type
+    """`UnifiedCacheLinkerWrapper`."""
     page_hash: PageHash
     """`get_storage_hash_str`."""
     make_key: Callable[..., HostKey]
@@ -148,8 +162,13 @@ def differences(host: Host) -> tuple[str, ...]:
             _abstract_methods(host.linker),
             signature_differences(host.linker, {**_METHODS, **_HELPERS}),
             signature_differences(host.updater, _UPDATES),
+            field_differences(host.updater, _UPDATER_FIELDS),
+            signature_differences(host.tree, _TREE),
+            _attribute_differences(host.tree, _TREE_ATTRIBUTES),
+            _attribute_differences(host.wrapper, _WRAPPER_ATTRIBUTES),
             field_differences(host.transfer, _TRANSFER_FIELDS),
             field_differences(host.parameters, _PARAMETER_FIELDS),
+            _missing(host.parameters.__name__, _PARAMETER_PROPERTIES, _properties(host.parameters)),
             _missing(host.policies.__name__, _POLICIES, _values(host.policies)),
             _missing(host.pools.__name__, _POOLS, _values(host.pools)),
         )
@@ -182,6 +201,19 @@ def signature_differences(owner: type, expected: Mapping[str, tuple[str, ...]]) 
 def field_differences(kind: type, expected: frozenset[str]) -> Iterator[str]:
     """Yield the fields that a dataclass does not have."""
     yield from _missing(kind.__name__, expected, _field_names(kind))
+
+
+def _attribute_differences(kind: type, expected: frozenset[str]) -> Iterator[str]:
+    """Yield the attributes that the constructor of a class does not set."""
+    members = dict(inspect.getmembers(kind, inspect.isfunction))
+    found = (
+        frozenset(members["__init__"].__code__.co_names) if "__init__" in members else frozenset()
+    )
+    yield from _missing(kind.__name__, expected, found)
+
+
+def _properties(kind: type) -> frozenset[str]:
+    return frozenset(name for name, member in vars(kind).items() if isinstance(member, property))
 
 
 def _missing(where: str, expected: frozenset[str], found: frozenset[str]) -> Iterator[str]:

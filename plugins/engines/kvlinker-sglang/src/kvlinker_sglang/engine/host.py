@@ -10,7 +10,11 @@ from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWei
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
+    UnifiedCacheLinker,
+    UnifiedCacheLinkerWrapper,
+)
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import (
     get_context,
@@ -25,7 +29,7 @@ from sglang.srt.server_args import ServerArgs
 
 from kvlinker.description import Fact
 from kvlinker.errors import UnsupportedOperationError
-from kvlinker_sglang.compatibility import Host
+from kvlinker_sglang.compatibility import TESTED_VERSIONS, Host
 from kvlinker_sglang.describe.classes import class_name
 from kvlinker_sglang.describe.requests import SHARED_INDEX_LAYERS
 from kvlinker_sglang.describe.sparse import POOL as SPARSE_POOL
@@ -56,6 +60,8 @@ def installed_host() -> Host:
         policies=PoolHitPolicy,
         pools=PoolName,
         updater=SchedulerWeightUpdaterManager,
+        tree=UnifiedRadixCache,
+        wrapper=UnifiedCacheLinkerWrapper,
         page_hash=get_storage_hash_str,
         make_key=RadixKey,
     )
@@ -82,7 +88,24 @@ def engine_weights_version() -> str | None:
 
 
 def model_facts() -> ModelFacts:
-    """Return what the server says of its model."""
+    """Return what the server says of its model.
+
+    Raises:
+        UnsupportedOperationError: this SGLang has not all of it.
+        ContractError: a file that an argument names cannot be read.
+    """
+    try:
+        return _model_facts()
+    except (AttributeError, ValueError) as error:
+        msg = (
+            f"sglang {sglang.__version__} says otherwise what its arguments are than {' and '.join(TESTED_VERSIONS)}, "
+            f"which kvlinker-sglang was tested with: {error}; install a version that was tested, or a newer "
+            f"kvlinker-sglang"
+        )
+        raise UnsupportedOperationError(msg) from error
+
+
+def _model_facts() -> ModelFacts:
     model, draft = get_model(), get_spec()
     return ModelFacts(
         engine_version=sglang.__version__,

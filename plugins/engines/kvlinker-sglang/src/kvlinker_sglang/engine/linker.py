@@ -15,7 +15,7 @@ from kvlinker.device import DeviceEvent
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.keys import KeyNamespace, digest_fields
 from kvlinker.metrics import LinkerMetrics
-from kvlinker_sglang.compatibility import check_host
+from kvlinker_sglang.compatibility import check_host, refuse_differences
 from kvlinker_sglang.engine.host import (
     check_arguments,
     engine_weights_version,
@@ -59,6 +59,7 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
         components: object,
         extra_config: object = None,
         forward_stream: object = None,
+        **unknown: object,
     ) -> None:
         """Check the installed SGLang, open the store and link the worker's pools.
 
@@ -70,6 +71,8 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
         config = parse_config(extra_config)
         host = installed_host()
         check_host(host)
+        if unknown:
+            refuse_differences(host.version, [f"a linker is given {name}" for name in unknown])
         check_page_keys(host)
         check_arguments()
         launch = launch_name(params.tp_cache_group)
