@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from engine_frame.server import LinkerOptions
 from engine_frame.trees import Tree
 from faulty_store import install
+from real_pools import MODEL_CONFIG
 from sglang.srt.arg_groups.arg_utils import namespace_of
 from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.managers.schedule_batch import Req
@@ -21,8 +23,14 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 
 import kvlinker_sglang
-from kvlinker.errors import ContractError, KVLinkerError, UnsupportedOperationError
+from kvlinker.errors import (
+    ContractError,
+    KVLinkerError,
+    UnsupportedKVCacheError,
+    UnsupportedOperationError,
+)
 from kvlinker_sglang.compatibility import TESTED_VERSIONS, check_host, differences
+from kvlinker_sglang.engine import host, parameters
 from kvlinker_sglang.engine.host import installed_host, model_facts
 from kvlinker_sglang.engine.linker import KVLinker
 from kvlinker_sglang.page_keys import check_page_keys
@@ -56,12 +64,12 @@ VALUE_ARGUMENTS = {
 
 @pytest.fixture
 def attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attach]:
-    """Return a function that attaches a linker to an MHA tree, with some of its options."""
+    """Return a function that attaches a linker to a tree, by default an MHA one, with some of its options."""
     monkeypatch.syspath_prepend(install(tmp_path / "plugins"))
     linkers: list[KVLinker] = []
 
-    def attach(**options: object) -> tuple[Tree, KVLinker]:
-        tree = Tree(name="mha")
+    def attach(name: str = "mha", **options: object) -> tuple[Tree, KVLinker]:
+        tree = Tree(name=name)
         store = {"plugin": "faulty", "options": {"control": str(tmp_path / "control")}}
         linker = tree.attach(
             LinkerOptions(extra_config={"store": store, "min_hit_tokens": 1, **options})
@@ -76,11 +84,11 @@ def attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attach]:
 
 
 def test_the_installed_sglang_is_the_tested_one_and_has_no_differences() -> None:
-    host = installed_host()
+    installed = installed_host()
 
-    assert host.version in TESTED_VERSIONS
-    assert differences(host) == ()
-    check_host(host)
+    assert installed.version in TESTED_VERSIONS
+    assert differences(installed) == ()
+    check_host(installed)
 
 
 def test_b35_the_page_keys_of_the_installed_sglang_hold_salt_and_extra_key() -> None:
@@ -187,6 +195,16 @@ def test_c10_memory_that_is_given_away_under_its_addresses_is_refused(attach: At
         pytest.raises(UnsupportedOperationError, match="--enable-memory-saver"),
     ):
         attach()
+
+
+def test_windows_that_are_chunks_are_refused(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SimpleNamespace(hf_config=MODEL_CONFIG, attention_chunk_size=40)
+    monkeypatch.setattr(host, "process_model_config", lambda: config)
+
+    with pytest.raises(UnsupportedKVCacheError, match="attend within chunks"):
+        attach("swa")
 
 
 @dataclass
@@ -426,3 +444,27 @@ def test_l1_a_transfer_that_makes_no_sense_raises_nothing(attach: Attach) -> Non
     assert not linker.load("a", nonsense)
     assert not linker.offload(nonsense)
     assert linker.metrics.snapshot().events["lookup_errors"] == 1
+
+
+@pytest.mark.parametrize(
+    ("widths", "rank", "number", "label"),
+    [
+        ({"dp_size": 2, "dp_rank": 1}, 3, 7, "dp1-pp0-tp3"),
+        ({"attn_dp_size": 4, "attn_dp_rank": 2}, 2, 2, "dp2-pp0-tp2"),
+    ],
+)
+def test_each_worker_of_a_server_has_a_place_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+    widths: dict[str, int],
+    rank: int,
+    number: int,
+    label: str,
+) -> None:
+    parallel = SimpleNamespace(
+        **{"tp_size": 4, "tp_rank": rank, "dp_size": 1, "attn_dp_size": 1, **widths}
+    )
+    monkeypatch.setattr(parameters, "get_parallel", lambda: parallel)
+
+    place = parameters.place_of(Tree(name="mha").params)
+
+    assert (place.number, place.label) == (number, label)

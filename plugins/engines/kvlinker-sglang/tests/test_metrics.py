@@ -28,7 +28,7 @@ from kvlinker.testing import (
     fake_group,
     page_keys,
 )
-from kvlinker_sglang.metrics import Exporter, WorkerPlace
+from kvlinker_sglang.metrics import Exporter, WorkerPlace, worker_place
 from kvlinker_sglang.options import MetricsConfig
 
 KEYS = page_keys(4)
@@ -152,3 +152,33 @@ def test_a_port_that_is_taken_is_refused_by_its_number() -> None:
 
         with pytest.raises(ContractError, match=str(port)):
             Exporter(site.linker, site.store, config, model="m", place=place)
+
+
+def test_each_worker_of_a_server_has_the_next_port() -> None:
+    replicas, stages, ranks = 2, 3, 4
+    places = [
+        worker_place(
+            replica=replica,
+            stage=stage,
+            stages=stages,
+            rank=rank,
+            ranks=ranks,
+            attention_group=None,
+        )
+        for replica in range(replicas)
+        for stage in range(stages)
+        for rank in range(ranks)
+    ]
+
+    assert [place.number for place in places] == list(range(24))
+    assert len({place.label for place in places}) == 24
+
+
+def test_attention_groups_are_within_the_ranks_that_are_counted() -> None:
+    places = [
+        worker_place(replica=0, stage=0, stages=1, rank=rank, ranks=8, attention_group=rank)
+        for rank in range(3)
+    ]
+
+    assert [place.number for place in places] == [0, 1, 2]
+    assert places[2].label == "dp2-pp0-tp2"

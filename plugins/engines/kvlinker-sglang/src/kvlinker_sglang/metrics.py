@@ -17,7 +17,7 @@ from kvlinker_sglang.options import MetricsConfig
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-__all__ = ["Exporter", "LinkerCollector", "WorkerPlace"]
+__all__ = ["Exporter", "LinkerCollector", "WorkerPlace", "worker_place"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,25 @@ class WorkerPlace:
     """Among the workers of this server, for ports."""
     label: str
     """Value of the label `worker`, such as `pp0-tp3`."""
+
+
+def worker_place(
+    *, replica: int, stage: int, stages: int, rank: int, ranks: int, attention_group: int | None
+) -> WorkerPlace:
+    """Return a worker's place in its server.
+
+    Args:
+        replica: among the server's replicas; 0 where attention alone is replicated, within the ranks.
+        stage: of the pipeline.
+        stages: of the pipeline.
+        rank: among the tensor-parallel ranks of the replica's stage, those of every attention group together.
+        ranks: how many those are.
+        attention_group: number of the attention group, where there are several.
+    """
+    group = replica if attention_group is None else attention_group
+    return WorkerPlace(
+        number=(replica * stages + stage) * ranks + rank, label=f"dp{group}-pp{stage}-tp{rank}"
+    )
 
 
 class _Server(Protocol):

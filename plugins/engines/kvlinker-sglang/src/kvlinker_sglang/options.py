@@ -84,7 +84,7 @@ class MetricsConfig(_Config):
     enabled: bool = False
     host: _Name = "127.0.0.1"
     port: int = Field(default=9400, ge=1, le=65535)
-    """Of worker 0; each further worker of the host takes the next one."""
+    """Of worker 0; each further worker of the server takes the next one."""
 
 
 class WorkerConfig(_Config):

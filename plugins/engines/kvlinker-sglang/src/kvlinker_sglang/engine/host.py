@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import Protocol, runtime_checkable
 
 import sglang
 from sglang.srt.arg_groups.arg_utils import namespace_of
@@ -28,10 +29,10 @@ from sglang.srt.runtime_context import (
 from sglang.srt.server_args import ServerArgs
 
 from kvlinker.description import Fact
-from kvlinker.errors import UnsupportedOperationError
+from kvlinker.errors import KVLinkerError, UnsupportedOperationError
 from kvlinker_sglang.compatibility import TESTED_VERSIONS, Host
 from kvlinker_sglang.describe.classes import class_name
-from kvlinker_sglang.describe.requests import SHARED_INDEX_LAYERS
+from kvlinker_sglang.describe.requests import ATTENTION_CHUNK_SIZE, SHARED_INDEX_LAYERS
 from kvlinker_sglang.describe.sparse import POOL as SPARSE_POOL
 from kvlinker_sglang.describe.sparse import SparsePool, shared_index_layers
 from kvlinker_sglang.identity import Checkpoint, ModelFacts
@@ -43,11 +44,19 @@ from kvlinker_sglang.server_arguments import (
 
 __all__ = [
     "check_arguments",
+    "chunk_facts",
     "engine_weights_version",
     "installed_host",
     "model_facts",
     "shared_index_facts",
 ]
+
+
+@runtime_checkable
+class _HasChunks(Protocol):
+    """SGLang's `ModelConfig`."""
+
+    attention_chunk_size: int | None
 
 
 def installed_host() -> Host:
@@ -96,6 +105,8 @@ def model_facts() -> ModelFacts:
     """
     try:
         return _model_facts()
+    except KVLinkerError:
+        raise
     except (AttributeError, ValueError) as error:
         msg = (
             f"sglang {sglang.__version__} says otherwise what its arguments are than {' and '.join(TESTED_VERSIONS)}, "
@@ -138,6 +149,17 @@ def _are_in_files() -> bool:
     if draft.speculative_draft_load_format is not None:
         formats.append(draft.speculative_draft_load_format)
     return model.weight_cache_mode == "off" and all(map(is_loaded_from_files, formats))
+
+
+def chunk_facts() -> dict[str, Fact]:
+    """Return the slots of a chunk that layers attend within; nothing where the model has no chunks.
+
+    SGLang makes a window of a chunk, and only the model's configuration tells that it does not slide.
+    """
+    config: object = process_model_config()
+    if not isinstance(config, _HasChunks) or not config.attention_chunk_size:
+        return {}
+    return {ATTENTION_CHUNK_SIZE: config.attention_chunk_size}
 
 
 def shared_index_facts(kv_cache: object) -> dict[str, Fact]:

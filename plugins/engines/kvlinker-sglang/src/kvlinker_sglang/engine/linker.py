@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
-from sglang.srt.runtime_context import get_parallel
 
 from kvlinker.device import DeviceEvent
 from kvlinker.entries import DevicePoolEntry
@@ -23,10 +22,9 @@ from kvlinker_sglang.engine.host import (
     model_facts,
 )
 from kvlinker_sglang.engine.launch import launch_name
-from kvlinker_sglang.engine.parameters import WorkerParameters, describe_request
+from kvlinker_sglang.engine.parameters import WorkerParameters, describe_request, place_of
 from kvlinker_sglang.engine.weight_updates import watch_weight_updates
 from kvlinker_sglang.identity import make_namespace
-from kvlinker_sglang.metrics import WorkerPlace
 from kvlinker_sglang.options import parse_config
 from kvlinker_sglang.page_keys import check_page_keys
 from kvlinker_sglang.transfers import EngineTransfer, core_transfers
@@ -82,7 +80,7 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
             describe_request(params),
             config,
             namespace,
-            _place(params),
+            place_of(params),
         )
         self._linker = self._worker.linker
         self.layer_done_counter = self._linker.layer_done_counter
@@ -194,18 +192,6 @@ def _pools(entries: Sequence[DevicePoolEntry]) -> dict[object, DevicePoolEntry]:
         for entry in reversed(entries)
         if entry.indices_from_pool in names
     }
-
-
-def _place(params: WorkerParameters) -> WorkerPlace:
-    """Return this worker's place; SGLang knows a rank only where there are several."""
-    parallel = get_parallel()
-    tp_rank: int = parallel.tp_rank if parallel.tp_size > 1 else 0
-    dp_rank: int = (parallel.dp_rank or 0) if parallel.dp_size > 1 else 0
-    stage: int = dp_rank * params.pp_size + params.pp_rank
-    return WorkerPlace(
-        number=stage * parallel.tp_size + tp_rank,
-        label=f"dp{dp_rank}-pp{params.pp_rank}-tp{tp_rank}",
-    )
 
 
 def _log_namespace(namespace: KeyNamespace) -> None:

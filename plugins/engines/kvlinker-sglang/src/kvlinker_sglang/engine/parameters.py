@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from sglang.srt.runtime_context import get_parallel
+
 from kvlinker.description import DescribeRequest, Fact
 from kvlinker_sglang.describe.requests import (
     DRAFT_STATES,
@@ -12,9 +14,10 @@ from kvlinker_sglang.describe.requests import (
     SLIDING_WINDOW,
     STATES_BESIDE,
 )
-from kvlinker_sglang.engine.host import shared_index_facts
+from kvlinker_sglang.engine.host import chunk_facts, shared_index_facts
+from kvlinker_sglang.metrics import WorkerPlace, worker_place
 
-__all__ = ["WorkerParameters", "describe_request"]
+__all__ = ["WorkerParameters", "describe_request", "place_of"]
 
 
 class _Allocator(Protocol):
@@ -41,7 +44,7 @@ def describe_request(params: WorkerParameters) -> DescribeRequest:
     """Return what is stated beside the worker's pool."""
     facts: dict[str, Fact] = shared_index_facts(params.token_to_kv_pool_allocator.get_kvcache())
     if params.swa_retain_window is not None:
-        facts[SLIDING_WINDOW] = params.swa_retain_window
+        facts |= {SLIDING_WINDOW: params.swa_retain_window, **chunk_facts()}
     return DescribeRequest(
         page_size=params.page_size,
         facts=facts,
@@ -51,4 +54,18 @@ def describe_request(params: WorkerParameters) -> DescribeRequest:
             DRAFTS_BESIDE: tuple(params.sidecar_draft_device_pools),
             DRAFT_STATES: tuple(params.mtp_draft_mamba_pools),
         },
+    )
+
+
+def place_of(params: WorkerParameters) -> WorkerPlace:
+    """Return this worker's place; SGLang knows a rank only where there are several."""
+    parallel = get_parallel()
+    replicas = parallel.dp_size > 1 and parallel.attn_dp_size == 1
+    return worker_place(
+        replica=(parallel.dp_rank or 0) if replicas else 0,
+        stage=params.pp_rank,
+        stages=params.pp_size,
+        rank=parallel.tp_rank if parallel.tp_size > 1 else 0,
+        ranks=parallel.tp_size,
+        attention_group=parallel.attn_dp_rank if parallel.attn_dp_size > 1 else None,
     )
