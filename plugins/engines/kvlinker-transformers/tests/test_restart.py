@@ -48,6 +48,7 @@ PAGES_OF_256 = (
     *(383, 384, 385, 511, 512, 513, 516, 640, 767, 768, 769),
 )
 FEW_OF_16 = (16, 17, 33, 65)
+WINDOWS_OF_16 = (17, 40, 41, 65, 129)
 FEW_OF_64 = (64, 65, 128, 129, 193)
 HEAD_MAJOR = {"head_major": True}
 FP8 = {"kv_format": "fp8_e4m3fn"}
@@ -59,9 +60,9 @@ CASES: Mapping[str, Case] = {
     "mha_token_major_fp8": Case("qwen3", 16, FEW_OF_16, FP8),
     "mha_head_major_fp8": Case("llama", 16, FEW_OF_16, {**HEAD_MAJOR, **FP8}),
     # A window of 40 in three pages, and one of 128 in eight.
-    "swa_bf16": Case("gemma3_text", 16, PAGES_OF_16),
+    "swa_bf16": Case("gemma3_text", 16, WINDOWS_OF_16),
     "swa_window_within_a_page": Case("gemma3_text", 64, FEW_OF_64),
-    "swa_whole_pages_head_major_fp8": Case("gpt_oss", 16, PAGES_OF_16, {**HEAD_MAJOR, **FP8}),
+    "swa_whole_pages_head_major_fp8": Case("gpt_oss", 16, WINDOWS_OF_16, {**HEAD_MAJOR, **FP8}),
     "mla_bf16": Case("deepseek_v3", 64, PAGES_OF_64),
     "mla_fp8": Case("deepseek_v3", 64, FEW_OF_64, FP8),
     "mla_fp8_packed": Case("deepseek_v3", 64, PAGES_OF_64, PACKED),
