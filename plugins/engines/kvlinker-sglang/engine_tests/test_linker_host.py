@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from kvlinker.errors import (
     UnsupportedKVCacheError,
     UnsupportedOperationError,
 )
+from kvlinker.metrics import TokenOutcome
 from kvlinker_sglang.compatibility import TESTED_VERSIONS, check_host, differences
 from kvlinker_sglang.engine import host, parameters
 from kvlinker_sglang.engine.host import installed_host, model_facts
@@ -434,6 +436,26 @@ def test_b34_a_begin_or_an_end_that_sglang_refuses_changes_no_session(attach: At
     updater.end_weight_update(Session())
 
     assert "update 'step 7'" in str(linker.weights.namespace.weights_version)
+
+
+def test_l11_what_is_declined_while_weights_change_is_counted_and_logged_once(
+    attach: Attach, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree, linker = attach()
+    tokens = stored(tree)
+    assert not updater_of(tree).update_weights_from_tensor(Bucket("step 7")).success  # no session
+
+    with caplog.at_level(logging.WARNING):
+        for rid in "ab":
+            assert tree.match(tokens, rid).host_tokens == 0
+        assert not can_store(tree)
+
+    counted = linker.metrics.snapshot()
+    assert counted.misses_by_pool["weights"] == counted.tokens[TokenOutcome.MISS] > 0
+    assert counted.closes
+    assert counted.events["lookups_of_mixed_weights"] == 2
+    assert counted.events["offloads_of_mixed_weights"] >= 1
+    assert caplog.text.count("/flush_cache") == 1
 
 
 def test_l1_a_transfer_that_makes_no_sense_raises_nothing(attach: Attach) -> None:

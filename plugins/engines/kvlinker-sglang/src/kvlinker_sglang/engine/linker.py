@@ -13,7 +13,9 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from kvlinker.device import DeviceEvent
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.keys import KeyNamespace, digest_fields
-from kvlinker.metrics import LinkerMetrics
+from kvlinker.metrics import LinkerMetrics, TokenOutcome
+from kvlinker.pools import KV
+from kvlinker.transfers import PoolTransfer
 from kvlinker_sglang.compatibility import check_host, refuse_differences
 from kvlinker_sglang.engine.host import (
     check_arguments,
@@ -36,6 +38,8 @@ __all__ = ["KVLinker"]
 logger = logging.getLogger(__name__)
 
 _DIGEST_BYTES = 12
+_WEIGHTS = "weights"
+"""Stands for a pool where lookups miss because weights are being replaced."""
 _T = TypeVar("_T")
 
 
@@ -93,6 +97,7 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
             engine_version=engine_weights_version,
             updates_are_unique=config.namespace.updates_are_unique,
         )
+        self._has_warned = False
         watch_weight_updates()
         _log_namespace(namespace)
 
@@ -112,9 +117,11 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
         """Return every prefix length in pages that is restorable; see `kvlinker.linker.Linker.lookup`."""
 
         def ask() -> list[int]:
-            if self.weights.is_mixed:
+            asked = core_transfers(transfers)
+            if self._declines("lookups"):
+                self._miss(asked)
                 return []
-            return self._linker.lookup(rid, core_transfers(transfers))
+            return self._linker.lookup(rid, asked)
 
         return self._guarded("lookup", ask, default=[])
 
@@ -143,7 +150,7 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
 
         def offer() -> bool:
             asked = core_transfers(transfers)
-            if not asked or self.weights.is_mixed:
+            if not asked or self._declines("offloads"):
                 return False
             return self._linker.offload(asked, ready=self._ready(), session_id=session_id)
 
@@ -157,6 +164,25 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
         """Take the oldest completion: whether all of it is stored."""
         return self._linker.pop_completed_offload()
 
+    def _declines(self, what: str) -> bool:
+        """Whether nobody can say whose pages are asked for; counted, and logged once until the next flush."""
+        if not self.weights.is_mixed:
+            return False
+        self.metrics.count(f"{what}_of_mixed_weights")
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "kvlinker: weights are being replaced, or an update of them was refused or failed: nothing is stored "
+                "or restored until SGLang flushes its prefix cache, as /flush_cache does",
+            )
+        return True
+
+    def _miss(self, asked: Sequence[PoolTransfer]) -> None:
+        pages = max((len(transfer.keys) for transfer in asked if transfer.name == KV), default=0)
+        tokens = pages * self._linker.group.page_size
+        self.metrics.look_up(tokens)
+        self.metrics.settle(TokenOutcome.MISS, tokens, pool=_WEIGHTS)
+
     def _ready(self) -> Iterator[DeviceEvent]:
         """Record the events behind which pages may be touched, when they are asked for."""
         events: Iterable[DeviceEvent] = self.record_offload_ready()
@@ -167,6 +193,7 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
     def reset(self) -> None:
         """Give up everything under way, and read anew which weights compute the KV."""
         self._linker.reset(namespace=self._guarded("reset", self.weights.flush, default=None))
+        self._has_warned = self._has_warned and self.weights.is_mixed
 
     def close(self) -> None:
         """End everything and close the store. Idempotent; runs at the end of the process, too."""
