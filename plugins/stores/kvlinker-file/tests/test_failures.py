@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import sqlite3
@@ -14,7 +15,7 @@ from file_shelf import OpenStore, Shelf
 
 from kvlinker.errors import StoreError
 from kvlinker.store import ReadStatus, WriteStatus
-from kvlinker_file import verify
+from kvlinker_file import directory, mapping, tables, verify
 from kvlinker_file.segments import Segment
 
 Key = Callable[..., bytes]
@@ -84,7 +85,7 @@ def database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Switch]:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Switch:
     """Give a switch that lets reserving space fail."""
-    switch, reserve = Switch(), os.posix_fallocate
+    switch, reserve = Switch(), mapping.reserve
 
     def reserve_or_fail(descriptor: int, offset: int, size: int) -> None:
         is_slab = Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".slab"
@@ -92,8 +93,22 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Switch:
             raise OSError(switch.code, os.strerror(switch.code or 0))
         reserve(descriptor, offset, size)
 
-    monkeypatch.setattr(os, "posix_fallocate", reserve_or_fail)
+    for module in (directory, tables):
+        monkeypatch.setattr(module, "reserve", reserve_or_fail)
     return switch
+
+
+def test_t3_a_file_system_that_cannot_reserve_blocks_is_refused_with_what_to_use(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: int) -> int:
+        ctypes.set_errno(errno.EOPNOTSUPP)
+        return -1
+
+    monkeypatch.setattr(mapping, "_fallocate", unsupported)
+
+    with pytest.raises(StoreError, match="needs a file system that reserves blocks, such as ext4"):
+        open_store()
 
 
 # ---- space ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvlinker.errors import StoreError, StoreFormatError
-from kvlinker_file.mapping import punch
+from kvlinker_file.mapping import punch, reserve
 from kvlinker_file.openers import Openers
 from kvlinker_file.os_errors import typed_os_errors
 
@@ -301,7 +301,7 @@ class StoreDirectory:
         flags = _FILE_FLAGS | os.O_CREAT | os.O_EXCL
         descriptor = os.open(_name(number), flags, mode=0o600, dir_fd=self._segments_fd)
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            reserve(descriptor, 0, size)
         except BaseException:
             os.close(descriptor)
             self.remove_segment(number)
@@ -328,7 +328,7 @@ class StoreDirectory:
         try:
             found = os.fstat(descriptor)
             if stat.S_ISREG(found.st_mode) and found.st_size == size:
-                os.posix_fallocate(descriptor, 0, size)
+                reserve(descriptor, 0, size)
                 return descriptor
         except BaseException:
             os.close(descriptor)

@@ -244,7 +244,8 @@ class ObjectIndex:
         table = self._tables.rows
         left = rows[(table.state[rows] == RowState.LEAVING) & table.is_saved[rows]]
         back = left[self.find(self.keys_of(left)) == ABSENT]
-        self._leaving = [row for row in self._leaving if row not in set(back.tolist())]
+        restored = set(back.tolist())
+        self._leaving = [row for row in self._leaving if row not in restored]
         table.state[back] = RowState.LIVING
         self._insert(table.key[back], back)
         self._space.count(back, objects=1)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kvlinker.errors import StoreError
 
-__all__ = ["FileMapping", "map_bytes", "punch"]
+__all__ = ["FileMapping", "map_bytes", "punch", "reserve"]
 
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
@@ -48,6 +48,8 @@ _fallocate = _libc.fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 _msync = _libc.msync
 _msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FileMapping:
@@ -153,6 +155,22 @@ def punch(descriptor: int, size: int) -> None:
     """
     if _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, 0, size):
         raise _error("fallocate")
+
+
+def reserve(descriptor: int, offset: int, size: int) -> None:
+    """Make sure that bytes of a file that others may be writing have blocks on the disk.
+
+    Never by `posix_fallocate`: where the file system cannot reserve, the C library reads a byte of each
+    block and writes it back, over what somebody else wrote there meanwhile.
+
+    Raises:
+        OSError: there is no space, or the file has holes and the file system cannot fill them.
+    """
+    if not size or not _fallocate(descriptor, 0, offset, size):
+        return
+    error = _error("fallocate")
+    if error.errno not in _CANNOT or os.fstat(descriptor).st_blocks * 512 < offset + size:
+        raise error
 
 
 def _map_aligned(descriptor: int, size: int, alignment: int) -> int:

@@ -28,6 +28,9 @@ def typed_os_errors(what: str) -> Iterator[None]:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             msg = f"{what}: {reason}; symlinks are not followed, name the real directory"
             raise StoreFormatError(msg) from error
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+            msg = f"{what}: {reason}; a file store needs a file system that reserves blocks, such as ext4, xfs or btrfs"
+            raise StoreError(msg) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             msg = f"{what}: {reason}; a file store needs a directory that it can write"
             raise StoreError(msg) from error

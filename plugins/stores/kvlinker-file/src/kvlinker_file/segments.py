@@ -73,8 +73,8 @@ class SlotBlock:
         return len(self.addresses)
 
     def select(self, chosen: slice | IndexArray) -> SlotBlock:
-        """Return some of the slots; this block where that is all of them, ascending."""
-        if isinstance(chosen, np.ndarray) and len(chosen) == len(self):
+        """Return some of the slots; numbers of them are ascending, each once, so that as many as there are name all."""
+        if isinstance(chosen, np.ndarray) and chosen.dtype != np.bool_ and len(chosen) == len(self):
             return self
         return SlotBlock(kind=self.kind, addresses=self.addresses[chosen])
 

@@ -105,12 +105,11 @@ class StoreState:
         living = self.openers.living_mask()
         change = make_again(self.catalog, self.tables, self.space, self.index, living=living)
         self.marks.fit()
-        try:
-            if change.removed or change.removed_segments:
-                self.save(change)
-            self.note_stamp()
-        except StoreError as error:  # it names what nobody finds: nothing depends on that
-            _log.warning("%s: %s", self.options.path, error)
+        # A failure ends the recovery, and the next one tries again: the rows that the catalog names in vain
+        # are free in the tables, and must not be written while it does.
+        if change.removed or change.removed_segments:
+            self.save(change)
+        self.note_stamp()
 
     def _sweep(self) -> None:
         """Delete the files that no segment has."""

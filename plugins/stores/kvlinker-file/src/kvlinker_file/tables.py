@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvlinker.errors import StoreError
 from kvlinker_file.buckets import bucket_count
 from kvlinker_file.directory import BUCKETS_FILE, TABLES_FILE, StoreDirectory
-from kvlinker_file.mapping import map_bytes
+from kvlinker_file.mapping import map_bytes, reserve
 from kvlinker_file.table_layout import (
     HEADER_WORDS,
     MAX_ROWS,
@@ -45,7 +45,7 @@ class DamagedTablesError(StoreError):
 def _extend(descriptor: int, before: int, size: int) -> None:
     """Reserve blocks up to a size, or leave the file as it was."""
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        reserve(descriptor, before, max(0, size - before))
     except OSError:
         os.ftruncate(descriptor, before)
         raise
@@ -89,7 +89,7 @@ class SharedTables:
             directory.remove_table(name)
             descriptor = directory.open_table(name, create=True)
             try:
-                os.posix_fallocate(descriptor, 0, size)
+                reserve(descriptor, 0, size)
                 if name == TABLES_FILE:
                     os.pwrite(descriptor, np.array(config.words, dtype=np.uint64).tobytes(), 0)
                     count = np.array([bucket_count(0)], dtype=np.uint64)
@@ -117,7 +117,7 @@ class SharedTables:
                     f"{name} of {self._directory.path} has {found.st_size} B, needs {offset + size}"
                 )
                 raise DamagedTablesError(msg)
-            os.posix_fallocate(descriptor, offset, size)  # a hole could end the process with SIGBUS
+            reserve(descriptor, offset, size)  # a hole could end the process with SIGBUS
             return map_bytes(descriptor, offset, size)
         finally:
             os.close(descriptor)
@@ -219,7 +219,7 @@ class SharedTables:
         ):
             descriptor = self._directory.open_table(name, create=True)
             try:
-                os.posix_fallocate(descriptor, 0, size)
+                reserve(descriptor, 0, size)
             finally:
                 os.close(descriptor)
         self.words[Word.ROWS], self.words[Word.BUCKETS] = count, buckets
