@@ -70,7 +70,11 @@ def link(tmp_path: Path) -> Iterator[Link]:
     def link(name: str, core: str) -> Linked:
         tree = StateTree(name=name, core=core)
         options = {"path": str(tmp_path / "store"), "capacity": "64MiB"}
-        config = {"store": {"plugin": "file", "options": options}, "min_hit_tokens": 1}
+        config = {
+            "store": {"plugin": "file", "options": options},
+            "namespace": {"weights_version": "1"},  # no file says which weights these workers have
+            "min_hit_tokens": 1,
+        }
         linker = tree.attach(LinkerOptions(extra_config=config))
         assert isinstance(linker, KVLinker)
         made.append(Linked(tree, linker))
