@@ -158,7 +158,7 @@ def test_an_object_that_was_deleted_before_its_writer_shows_it_stays_deleted(
         commit(state, **change)  # type: ignore[arg-type]  # passed on as they came
         if change.get("added"):
             sessions.append(second.open_read(shelf.request([key(0)])))
-            second._remove([key(0)])  # noqa: SLF001  # `delete` would wait for the writer now
+            second._remove([key(0)])  # noqa: SLF001  # a `delete` would wait for the writer now
 
     with monkeypatch.context() as patch:
         patch.setattr(StoreState, "save", save_among_ruins)
