@@ -119,7 +119,10 @@ def insert_rows(buckets: NDArray[np.int32], keys: Keys, rows: IndexArray) -> int
         lost[won] = False
         rows, at = rows[lost], (at[lost] + 1) & limit
     if len(rows):
-        msg = f"the index has no bucket left for {len(rows)} objects"
+        msg = (
+            f"the index has no bucket left for {len(rows)} objects among {len(buckets)}; close the store everywhere, "
+            f"and it is made again at the next opening"
+        )
         raise StoreError(msg)
     return used
 

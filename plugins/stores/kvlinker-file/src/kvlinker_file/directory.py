@@ -52,6 +52,7 @@ def has_marker(path: Path) -> bool:
 
 
 _open_directories: weakref.WeakSet[StoreDirectory] = weakref.WeakSet()
+"""Of the module, since a hook of a fork can never be taken back: one serves all."""
 
 
 def _close_in_child() -> None:
@@ -276,7 +277,7 @@ class StoreDirectory:
     def check_segment(self, number: int, size: int) -> None:
         """Raise StoreError where a segment file is not what was made."""
         if not self.is_whole(number, size):
-            msg = f"segment {number} is not the file that was made"
+            msg = f"segment {number} is not the file that was made; run `kvlinker store verify --drop` on the store"
             raise StoreError(msg)
 
     def segment_numbers(self) -> frozenset[int]:

@@ -29,7 +29,10 @@ _MAX_SLEEP = 0.002
 
 
 _held = threading.local()
-"""The SharedLocks that each thread has, in `locks`."""
+"""The SharedLocks that each thread has, in `locks`.
+
+Of the module, since the collector may close any store in a thread that holds another one's lock.
+"""
 
 
 class LockFile:

@@ -132,7 +132,10 @@ class Sections:
                     break
                 self._repair()
             else:
-                msg = f"file store {self._path}: its shared tables are damaged again and again"
+                msg = (
+                    f"file store {self._path}: its shared tables were made again {_REPAIRS} times and are damaged "
+                    f"still; close it everywhere, and keep other programs out of the directory"
+                )
                 raise StoreError(msg)
             self._tables.words[Word.TABLES_HOLDER] = os.getpid()
             with self._marked(Word.TABLES_MARK):

@@ -185,7 +185,10 @@ class Segment:
             if self._mapping is None:
                 descriptor = self._open_file(self.number, self.file_bytes)
                 if descriptor is None:
-                    msg = f"segment {self.number} is not the file that was made"
+                    msg = (
+                        f"segment {self.number} is not the file that was made; run `kvlinker store verify --drop` "
+                        f"on the store"
+                    )
                     raise StoreError(msg)
                 self._mapping = FileMapping(
                     descriptor, self.file_bytes, alignment=self.kind.map_alignment
