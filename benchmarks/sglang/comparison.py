@@ -92,11 +92,15 @@ def memory_rows(ours: str, own: Mapping[str, int], mapped: Mapping[str, int]) ->
             )
 
 
-def worth_from(computed_over_restored: Mapping[int, float]) -> int | None:
-    """Return the shortest measured length from which on restoring is never slower than computing; None without one."""
+def worth_from(lowest_ratios: Mapping[int, float]) -> int | None:
+    """Return the shortest measured length from which on restoring was slower in no round; None without one.
+
+    Args:
+        lowest_ratios: length to the lowest of the rounds' ratios, of computing to restoring.
+    """
     worth = None
-    for length in sorted(computed_over_restored, reverse=True):
-        if computed_over_restored[length] < 1:
+    for length in sorted(lowest_ratios, reverse=True):
+        if lowest_ratios[length] < 1:
             break
         worth = length
     return worth
@@ -104,12 +108,12 @@ def worth_from(computed_over_restored: Mapping[int, float]) -> int | None:
 
 def worth_sentence(restored: Mapping[int, Times], ours: str, computed: str) -> str:
     """Say from which length on restoring is worth it, and what both cost at the shortest one."""
-    worth = worth_from({n: times.ratio(computed, ours).median for n, times in restored.items()})
+    worth = worth_from({n: times.ratio(computed, ours).low for n, times in restored.items()})
     shortest = min(restored)
     costs = (
         f"a prompt of {shortest + 1} tokens takes {duration(restored[shortest].median(computed))} computed and "
         f"{duration(restored[shortest].median(ours))} with {shortest} of them restored"
     )
     if worth is None:
-        return f"Restoring is not worth it at any measured length: {costs}."
-    return f"Restoring is worth it from {worth:,} tokens on: {costs}."
+        return f"Restoring is faster in every round at no measured length: {costs}."
+    return f"Restoring is faster in every round from {worth:,} tokens on: {costs}."

@@ -84,15 +84,16 @@ def test_restoring_is_worth_it_where_no_longer_prompt_is_slower(
 
 def test_a_sentence_says_what_the_shortest_prompt_costs() -> None:
     restored = {
-        64: Times({"cold": [0.4], "ours": [0.1]}),
+        64: Times({"cold": [0.4, 0.5], "ours": [0.1, 0.1]}),
+        32: Times({"cold": [0.4, 0.2, 0.4], "ours": [0.3, 0.3, 0.3]}),
         16: Times({"cold": [0.1], "ours": [0.2]}),
     }
 
     sentence = worth_sentence(restored, "ours", "cold")
 
     assert sentence == (
-        "Restoring is worth it from 64 tokens on: a prompt of 17 tokens takes 100 ms computed and 200 ms with 16 of "
-        "them restored."
+        "Restoring is faster in every round from 64 tokens on: a prompt of 17 tokens takes 100 ms computed and "
+        "200 ms with 16 of them restored."
     )
 
 
