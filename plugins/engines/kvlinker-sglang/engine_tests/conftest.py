@@ -12,6 +12,9 @@ import torch
 from engine_frame.models import make_model
 from engine_frame.server import Server, ServerOptions, SharedServer
 
+collect_ignore = ["outsider"]
+"""A distribution of its own, which is tested where it is installed; see test_outsider.py."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let SGLang warn of what it cannot do without a GPU, and torch of what SGLang uses; all else stays an error."""
