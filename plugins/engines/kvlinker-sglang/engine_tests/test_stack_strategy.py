@@ -22,7 +22,7 @@ from kvlinker.entries import DevicePoolEntry as CoreEntry
 from kvlinker.errors import ContractError, UnsupportedKVCacheError, UnsupportedOperationError
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.spans import BufferSpan
-from kvlinker_sglang.engine.stack import LinkedStack, installed_stack_host
+from kvlinker_sglang.engine.stack import LinkedStack, install_stack, installed_stack_host
 from kvlinker_sglang.engine.stack_view import StackEntry, stack_view
 from kvlinker_sglang.stack_compatibility import stack_differences
 
@@ -96,6 +96,37 @@ def test_a_second_installation_changes_nothing() -> None:
 def test_without_a_linker_sglangs_own_strategies_answer(tree: Tree) -> None:
     with pytest.raises(ValueError, match="does not support the direct external linker"):
         pools_of(tree)
+
+
+def test_without_a_linker_the_log_says_once_that_nothing_is_laid_out(
+    tree: Tree, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = LinkedStack()
+    components = set(tree.components())
+
+    with caplog.at_level(logging.WARNING, logger="kvlinker_sglang"):
+        answers = [strategy.matches(tree.pool, components) for _ in range(2)]
+
+    assert answers == [False, False]
+    assert caplog.text.count("add --enable-unified-cache-external-linker") == 1
+
+
+@pytest.mark.parametrize("linker", ["on", "off"])
+def test_an_installation_says_so_where_the_server_has_no_linker(
+    tree: Tree, caplog: pytest.LogCaptureFixture, linker: str
+) -> None:
+    del tree
+    before = strategies()
+    install_stack.cache_clear()
+
+    with (
+        caplog.at_level(logging.WARNING, logger="kvlinker_sglang"),
+        get_memory().override(enable_unified_cache_external_linker=linker == "on"),
+    ):
+        kvlinker_sglang.install()
+
+    vars(hybrid_pool_assembler)["_STRATEGIES"][:] = before
+    assert ("this server has none" in caplog.text) is (linker == "off")
 
 
 # ---- what is refused --------------------------------------------------------------------------

@@ -41,7 +41,8 @@ def install() -> None:
     """Let SGLang's own Mooncake and mori linkers move every pool that an installed model plugin lays out.
 
     Idempotent, and for the life of the process: SGLang takes no strategy back. Call it before SGLang makes a linker,
-    in the process of the scheduler; `kvlinker_sglang.linkers` does so by itself.
+    in the process of the scheduler; `kvlinker_sglang.linkers` does so by itself. In a server without
+    `--enable-unified-cache-external-linker` it changes nothing, and the log says so once.
 
     Raises:
         UnsupportedOperationError: no SGLang is installed, or its own linkers take their pools otherwise.

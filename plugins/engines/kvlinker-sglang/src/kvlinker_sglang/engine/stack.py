@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler import (
     DevicePoolGroup,
     resolve_hybrid_device_pool_group,
 )
-from sglang.srt.runtime_context import get_memory
+from sglang.srt.runtime_context import get_context, get_memory
 
 from kvlinker.description import KVCacheDescription
 from kvlinker.discovery import load_plugins
@@ -32,6 +32,11 @@ __all__ = ["LinkedStack", "install_stack", "installed_stack_host"]
 
 logger = logging.getLogger(__name__)
 
+_UNUSED = (
+    "installed for SGLang's own linkers, and this server has none, so that nothing is laid out; add "
+    "--enable-unified-cache-external-linker and name the linker, or do not install"
+)
+
 
 class LinkedStack(StackStrategy):  # type: ignore[misc, no-any-unimported]  # SGLang is untyped where it is not installed
     """Answers for every pool of a server with an external linker; SGLang's own strategies have what it refuses."""
@@ -39,12 +44,21 @@ class LinkedStack(StackStrategy):  # type: ignore[misc, no-any-unimported]  # SG
     def __init__(self) -> None:
         """Ask for nothing yet: plugins are loaded in the worker that needs them."""
         self._steps_back = False
+        self._said_unused = False
 
     def matches(self, kvcache: object, components: set[object]) -> bool:
         """Take every pool of a server with an external linker; the host tier beside none is SGLang's own matter."""
         del kvcache, components
         linked: bool = get_memory().enable_unified_cache_external_linker
+        if not linked:
+            self.say_unused()
         return linked and not self._steps_back
+
+    def say_unused(self) -> None:
+        """Log, once, that this server has no external linker, so that nothing is laid out for one."""
+        if not self._said_unused:
+            logger.warning("kvlinker: %s", _UNUSED)
+        self._said_unused = True
 
     def build_direct_linker_pool_group(  # type: ignore[no-any-unimported]  # SGLang's group
         self, *, kvcache: object, params: WorkerParameters, page_size: int
@@ -122,4 +136,8 @@ def install_stack() -> LinkedStack:
     check_stack_host(installed_stack_host())
     strategy = LinkedStack()
     register_stack_strategy(strategy)
+    # Where a server's plugins are loaded, its arguments are not published yet: the first pool asks again.
+    published = get_context().is_config_namespace_published("memory")
+    if published and not get_memory().enable_unified_cache_external_linker:
+        strategy.say_unused()
     return strategy
