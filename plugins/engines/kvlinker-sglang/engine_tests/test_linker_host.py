@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import sglang
 import torch
 from engine_frame.server import LinkerOptions
 from engine_frame.trees import Tree
@@ -37,6 +39,7 @@ from kvlinker_sglang.engine.host import installed_host, model_facts
 from kvlinker_sglang.engine.linker import KVLinker
 from kvlinker_sglang.page_keys import check_page_keys
 from kvlinker_sglang.server_arguments import known_names
+from kvlinker_sglang.server_environment import known_variables
 from kvlinker_sglang.transfers import EngineTransfer
 
 Attach = Callable[..., tuple[Tree, KVLinker]]
@@ -138,6 +141,27 @@ def test_k2_arguments_have_a_text_that_no_start_changes(attach: Attach) -> None:
 
 def test_k2_arguments_that_are_known_to_be_harmless_are_sglangs() -> None:
     assert known_names() <= namespace_of(ServerArgs).keys()
+
+
+def test_k2_a_variable_that_chooses_a_kernel_makes_another_server(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {"weights_version": "7"}
+    before = attach(namespace=named)[1].weights.namespace
+    monkeypatch.setenv("SGLANG_RUN_ID", "another start")
+    assert attach(namespace=named)[1].weights.namespace == before
+
+    monkeypatch.setenv("SGLANG_FLASHINFER_USE_PAGED", "1")
+
+    assert attach(namespace=named)[1].weights.namespace != before
+
+
+def test_k2_variables_that_are_known_to_be_harmless_are_sglangs() -> None:
+    folder = Path(sglang.__file__).parent
+    text = "".join(file.read_text(encoding="utf-8") for file in (folder / "srt").rglob("*.py"))
+    words = set(re.findall(r"SGLANG_\w+", text))
+
+    assert known_variables() <= words
 
 
 def test_k2_random_weights_are_an_epoch_of_their_start(attach: Attach) -> None:

@@ -45,7 +45,8 @@ class ModelFacts:
     adapters: Mapping[str, Checkpoint] = field(default_factory=dict)
     """Name to place of the adapters that the server starts with."""
     values: Mapping[str, str] = field(default_factory=dict)
-    """Arguments that may change the values: number formats, overrides of the model's configuration."""
+    """Arguments and variables of the environment that may change the values: number formats, kernels, overrides of the
+    model's configuration."""
     download_dir: str | None = None
     """Where models are downloaded to; by default where Hugging Face's library puts them."""
     weights_in_files: bool = True

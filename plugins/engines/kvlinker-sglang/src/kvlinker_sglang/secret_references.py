@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from kvlinker.errors import ContractError
 
-__all__ = ["SecretReference", "check_without_secrets", "resolve_secrets"]
+__all__ = ["SecretReference", "check_without_secrets", "looks_like_secret", "resolve_secrets"]
 
 _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?$|secret|token$|api_?key|access_?key|private_?key|credential|auth$",
@@ -61,6 +61,11 @@ class SecretReference(BaseModel):
             raise ContractError(msg) from None
 
 
+def looks_like_secret(name: str, value: str) -> bool:
+    """Whether a value must reach no log: by its name, or because it is an address with a password."""
+    return bool(_SECRET_NAME.search(name) or _URL_PASSWORD.search(value))
+
+
 def check_without_secrets(options: Mapping[str, object], where: str) -> None:
     """Refuse options in which a secret stands as it is: the server logs them.
 
@@ -71,7 +76,7 @@ def check_without_secrets(options: Mapping[str, object], where: str) -> None:
         name = path.rpartition(".")[2]
         if not isinstance(value, str) or _is_reference(value):
             continue
-        if _SECRET_NAME.search(name) or _URL_PASSWORD.search(value):
+        if looks_like_secret(name, value):
             msg = (
                 f'{path} holds a secret, and the server logs its arguments; write {{"env": NAME}} or '
                 f'{{"file": PATH}} instead'

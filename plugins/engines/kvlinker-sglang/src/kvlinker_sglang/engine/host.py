@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from operator import attrgetter
 from typing import Protocol, runtime_checkable
 
@@ -41,6 +42,7 @@ from kvlinker_sglang.server_arguments import (
     is_loaded_from_files,
     value_arguments,
 )
+from kvlinker_sglang.server_environment import value_variables
 
 __all__ = [
     "check_arguments",
@@ -101,7 +103,7 @@ def model_facts() -> ModelFacts:
 
     Raises:
         UnsupportedOperationError: this SGLang has not all of it.
-        ContractError: a file that an argument names cannot be read.
+        ContractError: a file that an argument or a variable names cannot be read.
     """
     try:
         return _model_facts()
@@ -127,7 +129,7 @@ def _model_facts() -> ModelFacts:
             str(adapter.lora_name): Checkpoint(path=str(adapter.lora_path))
             for adapter in get_lora().lora_paths or ()
         },
-        values=value_arguments(_arguments()),
+        values=value_arguments(_arguments()) | value_variables(os.environ),
         download_dir=model.download_dir,
         weights_in_files=_are_in_files(),
     )

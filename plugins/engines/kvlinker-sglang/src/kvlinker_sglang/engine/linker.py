@@ -233,4 +233,4 @@ def _log_namespace(namespace: KeyNamespace) -> None:
         fields,
         digest_fields("kvlinker-sglang.arguments/1", (arguments,), size=_DIGEST_BYTES).hex(),
     )
-    logger.debug("kvlinker: arguments that values may depend on: %s", arguments)
+    logger.debug("kvlinker: arguments and variables that values may depend on: %s", arguments)
