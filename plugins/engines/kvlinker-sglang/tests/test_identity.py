@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,14 +60,16 @@ def test_b34_other_weights_have_another_digest(tmp_path: Path, offset: int) -> N
     assert checkpoint_digest(str(one)) != checkpoint_digest(str(two))
 
 
-def write_tensors(file: Path, contents: list[bytes]) -> None:
+def write_tensors(
+    file: Path, contents: list[bytes], *, name: str = "t", shape: tuple[int, ...] = ()
+) -> None:
     """Write a file of safetensors, with a tensor of each of the contents."""
     header, start = {}, 0
     for number, content in enumerate(contents):
         end = start + len(content)
-        header[f"t{number}"] = {
+        header[f"{name}{number}"] = {
             "dtype": "U8",
-            "shape": [len(content)],
+            "shape": shape or [len(content)],
             "data_offsets": [start, end],
         }
         start = end
@@ -84,6 +87,50 @@ def test_b34_one_trained_tensor_of_many_changes_the_digest(tmp_path: Path) -> No
         digests.add(checkpoint_digest(str(folder)))
 
     assert len(digests) == len(sizes) + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("experts.gate_up_proj", (128, 32, 1024)),
+        ("experts.gate_up_proj_bias", (128, 8192)),
+        ("experts.down_proj_scales", (512, 70, 30)),
+        ("conv1d.weight", (2048, 1, 600)),
+        ("experts.w1", (2 * 4096, 5120)),
+    ],
+)
+def test_b34_one_trained_expert_of_a_stacked_tensor_changes_the_digest(
+    tmp_path: Path, name: str, shape: tuple[int, ...]
+) -> None:
+    experts = 2 if shape[0] > 4096 else shape[0]
+    size = math.prod(shape)
+    file = tmp_path / "model.safetensors"
+    write_tensors(file, [bytes(size)], name=name, shape=shape)
+    digests = {checkpoint_digest(str(file))}
+    trained = range(0, experts, max(1, experts // 16))
+    for expert in trained:
+        content = bytearray(size)
+        own = slice(size // experts * expert, size // experts * (expert + 1))
+        content[own] = b"\x01" * (size // experts)
+        write_tensors(file, [bytes(content)], name=name, shape=shape)
+        digests.add(checkpoint_digest(str(file)))
+
+    assert len(digests) == len(trained) + 1
+
+
+def test_b34_the_tensors_of_single_experts_are_no_stacks(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    shape = (1024, 8192)
+    read = set()
+    for row in (None, 0, 512):
+        content = bytearray(math.prod(shape))
+        if row is not None:
+            content[row * 8192 : (row + 1) * 8192] = b"\x01" * 8192
+        write_tensors(file, [bytes(content)], name="experts.7.down_proj", shape=shape)
+        read.add(checkpoint_digest(str(file)))
+
+    # A sample in the middle, and none in row 0: reading every row would be reading the model.
+    assert len(read) == 2
 
 
 def test_b34_other_formats_are_sampled_in_every_4_mib(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,14 @@ _SAMPLE_BYTES = 4 << 10
 _STEP_BYTES = 4 << 20
 """Of a file of unknown format there is a sample in every so many bytes."""
 _LEAST_SAMPLES = 16
+_PART_BYTES = 16 << 20
+"""Of a tensor there is a sample in every so many bytes."""
+_MATRIX = 2
+"""Dimensions of one."""
+_MOST_SLICES = 4096
+"""More of them are no stack of experts or of layers."""
+_STACK_OF_EXPERTS = re.compile(r"experts\.(?!\d)")
+"""Names of tensors that have a row for each expert; with a number behind it, it is one expert's."""
 _HEADER_BYTES = 100 << 20
 """A longer header is none: safetensors itself takes no longer one."""
 _READERS = 8
@@ -38,10 +47,11 @@ def checkpoint_digest(
 ) -> str | None:
     """Return a digest of a checkpoint's configuration and of samples of its weights, hexadecimal.
 
-    Training changes nearly every weight of what is trained, so that a sample of each tensor tells two versions apart;
-    names of folders and times of files are no part of it, so that copies on other hosts agree. A file of safetensors
-    costs a read of 4 KiB for each tensor and one for its header, another file one for every 4 MiB: 25,600 for
-    100 GB in the latter case, and a few hundred for a dense model in the former.
+    Training changes nearly every weight of what is trained, so that a sample of each tensor tells two versions apart,
+    and one of each expert where a tensor holds several; names of folders and times of files are no part of it, so
+    that copies on other hosts agree. A file of safetensors costs a read of 4 KiB for each tensor and for each slice
+    of one along the first of three or more dimensions, at least one for every 16 MiB, and one for its header: some
+    thousands for a dense model. Another file costs one for every 4 MiB: 25,600 for 100 GB.
 
     Args:
         path: a folder, a file of weights, or the name of a model that was downloaded.
@@ -79,7 +89,7 @@ def _digest(path: str, files: Iterable[Path], base: Path) -> str:
     except OSError as error:
         msg = f"the checkpoint {path} cannot be read: {error}"
         raise ContractError(msg) from error
-    return digest_fields("kvlinker-sglang.checkpoint/2", fields, size=_DIGEST_BYTES).hex()
+    return digest_fields("kvlinker-sglang.checkpoint/3", fields, size=_DIGEST_BYTES).hex()
 
 
 def _folder(path: str, revision: str | None, cache_dir: str | None) -> Path | None:
@@ -131,20 +141,33 @@ def _header(opened: BinaryIO, size: int) -> bytes:
 
 
 def _tensor_starts(header: bytes, size: int) -> list[int]:
-    """Return where the sample of each tensor begins, in its middle; nothing where the header says no places."""
+    """Return where samples begin, in the middle of each part of a tensor; nothing where the header says no places."""
     try:
         entries = json.loads(header[8:])
-        places = [
-            tuple(map(int, entry["data_offsets"]))
+        middles = [
+            len(header) + middle
             for name, entry in entries.items()
             if name != "__metadata__"
+            for middle in _middles(name, entry["shape"], *map(int, entry["data_offsets"]))
         ]
-        middles = [len(header) + begin + (end - begin) // 2 for begin, end in places]
     except (AttributeError, KeyError, TypeError, ValueError):
         return []
     last = size - _SAMPLE_BYTES
     starts = sorted({min(max(0, middle - _SAMPLE_BYTES // 2), last) for middle in middles})
     return starts if all(start >= 0 for start in starts) else []
+
+
+def _middles(name: str, shape: Sequence[int], begin: int, end: int) -> list[int]:
+    """Return the middle of each part of a tensor: of each slice of a stack, and of each 16 MiB of a large slice.
+
+    Slices that are shorter than a sample share one, which has all of them.
+    """
+    is_stack = len(shape) > _MATRIX or (len(shape) == _MATRIX and _STACK_OF_EXPERTS.search(name))
+    slices = shape[0] if is_stack and 0 < shape[0] <= _MOST_SLICES else 1
+    bytes_of_slice = (end - begin) // slices
+    parts = slices * max(1, -(-bytes_of_slice // _PART_BYTES))
+    parts = max(1, min(parts, -(-(end - begin) // _SAMPLE_BYTES)))
+    return [begin + (end - begin) * (2 * part + 1) // (2 * parts) for part in range(parts)]
 
 
 def _even_starts(size: int) -> list[int]:
