@@ -15,8 +15,9 @@ from file_shelf import OpenStore, Shelf
 
 from kvlinker.errors import StoreError
 from kvlinker.store import ReadStatus, WriteStatus
-from kvlinker_file import directory, mapping, tables, verify
+from kvlinker_file import directory, inspect, mapping, tables, verify
 from kvlinker_file.segments import Segment
+from kvlinker_file.table_layout import Word
 
 Key = Callable[..., bytes]
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
@@ -133,7 +134,39 @@ def test_enospc_when_files_cannot_grow_the_store_evicts_within_those_it_has(
     assert store.stats().objects == 3
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EMFILE])
+def test_when_no_file_can_be_made_the_store_evicts_within_those_it_has(
+    open_store: OpenStore, make_shelf: type[Shelf], key: Key, disk: Switch, code: int
+) -> None:
+    shelf = make_shelf(row_bytes=16_000, pages=1)  # one object a file
+    store = open_store()
+    shelf.put(store, [key(0)])
+    shelf.put(store, [key(1)])
+    disk.fail(code, slabs=True)
+
+    assert shelf.put(store, [key(2)]) == (WRITTEN,)
+
+    assert store.exists([key(0), key(1), key(2)]) == (False, True, True)
+    assert store.stats().counters["disk_errors"] == 1
+    disk.recover()
+    assert shelf.put(store, [key(0)]) == (WRITTEN,)
+    assert store.stats().objects == 3
+
+
+def test_when_no_file_can_be_made_none_is_deleted_to_make_another_one(
+    open_store: OpenStore, make_shelf: type[Shelf], key: Key, disk: Switch
+) -> None:
+    small, large = make_shelf(row_bytes=1000, pages=1), make_shelf(row_bytes=100_000, pages=1)
+    store = open_store()
+    small.put(store, [key(0)])
+    disk.fail(errno.EACCES, slabs=True)
+
+    assert large.put(store, [key(1)]) == (FULL,)
+
+    assert small.get(store, [key(0)]) == (OK,)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EIO])
 def test_enospc_without_anything_to_evict_the_answer_is_full(
     open_store: OpenStore, shelf: Shelf, folder: Path, key: Key, disk: Switch, code: int
 ) -> None:
@@ -273,6 +306,32 @@ def test_nothing_is_evicted_when_the_eviction_cannot_be_saved(
     assert other.get(store, [key(i) for i in range(50, 82)]) == (OK,) * 32
     store.close()
     assert other.get(open_store(), [key(i) for i in range(50, 82)]) == (OK,) * 32
+
+
+def test_a_recovery_that_cannot_be_saved_is_tried_again_before_anybody_writes(
+    open_store: OpenStore, shelf: Shelf, folder: Path, key: Key, database: Switch
+) -> None:
+    first, second = open_store(), open_store()
+    keys = [key(i) for i in range(4)]
+    shelf.put(first, keys)
+    first._remove(keys)  # noqa: SLF001 - it would save that now
+    shelf.put(second, keys)  # the catalog names each key twice
+    with (folder / "index.shared").open("r+b") as tables:
+        tables.seek(8 * Word.TABLES_MARK)
+        tables.write(b"\x01")  # as a process leaves it that is killed while it changes them
+    database.fail(sqlite3.SQLITE_IOERR)
+
+    with pytest.raises(StoreError, match="says no"):
+        second.exists(keys)
+    with pytest.raises(
+        StoreError, match="says no"
+    ):  # over the first copies, which the catalog names
+        shelf.put(second, [key(9)])
+
+    database.recover()
+    assert shelf.get(second, keys) == (OK,) * 4
+    assert inspect(folder).objects == 4
+    assert shelf.put(second, [key(9)]) == (WRITTEN,)
 
 
 def test_an_object_that_came_in_the_place_of_an_evicted_one_is_not_pushed_out(

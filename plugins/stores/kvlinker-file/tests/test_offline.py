@@ -16,6 +16,7 @@ from kvlinker.errors import ContractError, StoreFormatError
 from kvlinker.store import ReadStatus
 from kvlinker_file import inspect, prune, verify
 from kvlinker_file.offline import SegmentReport
+from kvlinker_file.state import StoreState
 
 Key = Callable[..., bytes]
 DiskBytes = Callable[[], int]
@@ -192,6 +193,40 @@ def test_prune_makes_a_store_smaller_by_what_was_used_least_recently(
     present = open_store().exists([key(i) for i in range(120)])
     assert present == (False,) * report.removed + (True,) * report.objects
     assert 0 < report.objects < 120
+
+
+def test_prune_spares_what_came_in_the_place_of_a_file_that_went_meanwhile(
+    open_store: OpenStore,
+    make_shelf: type[Shelf],
+    folder: Path,
+    key: Key,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shelf = make_shelf(row_bytes=16_000, pages=1)  # one object a file
+    user = open_store()
+    for i in range(3):
+        shelf.put(user, [key(i)])
+    user._state.truncate_log()  # noqa: SLF001 - so that files alone make a difference
+    to_bytes = inspect(folder).disk_bytes - 30_000
+    truncate = StoreState.truncate_log
+    is_first = True
+
+    def truncate_after_a_change(state: StoreState) -> None:
+        nonlocal is_first
+        if is_first:  # after prune has chosen the order, and before it removes
+            is_first = False
+            user.delete([key(0)])
+            user._state.save_removals(keep=0)  # noqa: SLF001 - the file goes at once
+            shelf.put(user, [key(9)])
+        truncate(state)
+
+    monkeypatch.setattr(StoreState, "truncate_log", truncate_after_a_change)
+
+    report = prune(folder, to_bytes=to_bytes)
+
+    assert report.removed == 1
+    assert user.exists([key(1), key(2), key(9)]) == (False, True, True)
+    assert shelf.get(user, [key(2)]) == shelf.get(user, [key(9)]) == (OK,)
 
 
 @pytest.mark.parametrize(

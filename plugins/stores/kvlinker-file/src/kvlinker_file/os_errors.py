@@ -8,9 +8,11 @@ from contextlib import contextmanager
 
 from kvlinker.errors import StoreError, StoreFormatError, StoreFullError
 
-__all__ = ["NO_SPACE", "typed_os_errors"]
+__all__ = ["NO_NEW_FILES", "NO_SPACE", "typed_os_errors"]
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NO_NEW_FILES = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE})
+"""What keeps a process from making files, and leaves it those that it has mapped."""
 
 
 @contextmanager

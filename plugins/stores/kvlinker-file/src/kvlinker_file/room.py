@@ -6,7 +6,7 @@ import logging
 import os
 
 from kvlinker_file.catalog import SegmentRecord
-from kvlinker_file.os_errors import NO_SPACE
+from kvlinker_file.os_errors import NO_NEW_FILES, NO_SPACE
 from kvlinker_file.sections import UnsettledError
 from kvlinker_file.segments import Segment, SlotKind
 from kvlinker_file.space import Taken
@@ -43,6 +43,7 @@ class _Search:
         self._kind = kind
         self._missing = count
         self._may_grow = True
+        self._may_make_files = True
         self.taken: list[Taken] = []
 
     def run(self) -> bool:
@@ -110,14 +111,23 @@ class _Search:
                     state.marks.fit()
                 _make_segment(state, record)
             except OSError as error:
-                if error.errno not in NO_SPACE:
-                    raise
-                state.count("disk_full")
-                self._may_grow = False
+                self._note_failed_growth(error)
                 return False
             with state.sections.settling():
                 state.space.add(record)
         return True
+
+    def _note_failed_growth(self, error: OSError) -> None:
+        """Go on within the files that there are, where that is all that failed; raise the error otherwise."""
+        if error.errno in NO_SPACE:
+            self._state.count("disk_full")
+        elif error.errno in NO_NEW_FILES:
+            _log.warning("%s: no new file, evicting instead: %s", self._state.options.path, error)
+            self._state.count("disk_errors")
+            self._may_make_files = False
+        else:
+            raise error
+        self._may_grow = False
 
     # ---- evicting -----------------------------------------------------------------------------
 
@@ -138,7 +148,8 @@ class _Search:
             try:
                 if segment is not None:
                     is_gone = not _move_segment(state, segment, self._kind)
-                    self._may_grow |= is_gone  # even a full disk has room again
+                    # Even a full disk has room again.
+                    self._may_grow |= is_gone and self._may_make_files
                 elif len(rows):
                     state.commit()
             except UnsettledError:
@@ -151,9 +162,10 @@ class _Search:
         return segment is not None or len(rows) > 0
 
     def _coldest_segment(self) -> Segment | None:
-        others = self._state.space.of_other_kinds(self._kind)
-        for segment in sorted(others, key=self._state.space.mean_tick):
-            if self._is_idle(segment):
+        space = self._state.space
+        for segment in sorted(space.of_other_kinds(self._kind), key=space.mean_tick):
+            is_of_use = self._may_make_files or space.recut(segment, self._kind) is not None
+            if is_of_use and self._is_idle(segment):
                 return segment
         return None
 
