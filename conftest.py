@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, chdir
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hypothesis import settings
 from sybil import Sybil
 from sybil.parsers.doctest import DocTestParser
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+# A copy of this file, beside no tools, has no marked tests either.
+pytest_plugins = ["support_records"] if (Path(__file__).parent / "tools").is_dir() else []
 
 settings.register_profile("kvlinker", deadline=None, print_blob=True)
 settings.register_profile("soak", settings.get_profile("kvlinker"), max_examples=5000)

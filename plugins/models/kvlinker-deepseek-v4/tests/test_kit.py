@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import pytest
+
 import kvlinker_deepseek_v4
 from kvlinker.description import KVCacheDescription, LogicalPool
 from kvlinker.testing.cache_examples import Allocate, Describe
@@ -83,6 +85,7 @@ def example(name: str, *, drafts: int = 0, split: bool = False) -> CacheExample:
     )
 
 
+@pytest.mark.supports(engine="any", level="kit", of="cache")
 class TestDeepSeekV4(ModelPluginTests):
     plugin = kvlinker_deepseek_v4
     caches = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
+
 import kvlinker_dsa
 from kvlinker.description import IndexerKind, KVCacheDescription, LayerFacts, LogicalPool
 from kvlinker.spans import BufferSpan
@@ -46,6 +48,7 @@ def example(
     return CacheExample(name=name, describe=describe, pages=PAGES, omitted=frozenset(unread))
 
 
+@pytest.mark.supports(engine="any", level="kit", of="cache")
 class TestDSA(ModelPluginTests):
     plugin = kvlinker_dsa
     caches = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hybrid_examples import CONV, INT8, SSM, Hybrid, example
 
 import kvlinker_mamba
@@ -17,6 +18,7 @@ WINDOWS = ("sliding", "mamba", "attention", "sliding", "mamba")
 SCALED: Mapping[str, Fact] = {"kv_layout": "head_major", "kv_scaled": 1}
 
 
+@pytest.mark.supports(engine="any", level="kit", of="cache")
 class TestMamba(ModelPluginTests):
     plugin = kvlinker_mamba
     caches = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import kvlinker_mha
 from kvlinker.description import KVCacheDescription, LayerFacts, LogicalPool
 from kvlinker.spans import BufferSpan
@@ -41,6 +43,7 @@ def example(
     return CacheExample(name=name, describe=describe, pages=PAGES)
 
 
+@pytest.mark.supports(engine="any", level="kit", of="cache")
 class TestMHA(ModelPluginTests):
     plugin = kvlinker_mha
     caches = (

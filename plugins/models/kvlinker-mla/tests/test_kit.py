@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import kvlinker_mla
 from kvlinker.description import KVCacheDescription, LayerFacts, LogicalPool
 from kvlinker.testing.cache_examples import Allocate
@@ -30,6 +32,7 @@ def example(name: str, row_bytes: int, *, drafts: int = 0) -> CacheExample:
     return CacheExample(name=name, describe=describe, pages=PAGES)
 
 
+@pytest.mark.supports(engine="any", level="kit", of="cache")
 class TestMLA(ModelPluginTests):
     plugin = kvlinker_mla
     caches = (

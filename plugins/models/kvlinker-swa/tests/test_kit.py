@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import pytest
+
 import kvlinker_swa
 from kvlinker.description import KVCacheDescription, LayerFacts, LogicalPool
 from kvlinker.spans import BufferSpan
@@ -102,6 +104,7 @@ def example(
     )
 
 
+@pytest.mark.supports(engine="any", level="kit", of="cache")
 class TestSWA(ModelPluginTests):
     plugin = kvlinker_swa
     caches = (
