@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from described_hybrids import HYBRIDS
+from described_indexed import INDEXED
 from real_pools import heads_pool, latent_pool, sparse_pool, v4_pool, windows_pool
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
@@ -199,4 +200,4 @@ _V4 = (
         drafts=_packed(partial(v4_pool, (0,), draft=True, speculative="DSPARK")),
     ),
 )
-DESCRIBED = (*_MHA, *_SWA, *_MLA, *_DSA, *_V4, *HYBRIDS)
+DESCRIBED = (*_MHA, *_SWA, *_MLA, *_DSA, *_V4, *HYBRIDS, *INDEXED)

@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.memory_pool import (
     MHATokenToKVPool,
     MLATokenToKVPool,
 )
+from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 __all__ = ["Rows", "contents", "fill_at_random", "overwrite", "rows_of", "state_rows"]
@@ -62,6 +63,10 @@ def rows_of(
         yield from rows_of(pool.swa_kv_pool, windows, windows)
     elif isinstance(pool, HybridLinearKVPool):
         yield from rows_of(pool.full_kv_pool, kv, swa, without_index=without_index)
+        if isinstance(pool, QSATokenToKVPool):
+            # The key of a group is where SGLang's indexer looks for it: at the slots over the ratio.
+            keys = kv[:: pool.qsa_compress_ratio] // pool.qsa_compress_ratio
+            yield from (Rows(buffer, keys) for buffer in pool.qsa_compressed_k_buffer_pool)
     elif isinstance(pool, MHATokenToKVPool):
         numbers = _pages(kv, pool.page_size) if pool.use_hnd else kv
         yield from (Rows(buffer, numbers) for buffer in (*pool.k_buffer, *pool.v_buffer))

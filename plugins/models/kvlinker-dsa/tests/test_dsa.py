@@ -493,3 +493,39 @@ def test_buffers_that_ranks_hold_differently_are_not_put_in_one_pool() -> None:
 
 def test_the_plugin_states_the_api_that_it_was_written_for() -> None:
     assert kvlinker_dsa.describe_plugin().api_version == 1
+
+
+def test_g5_how_many_tokens_share_an_index_key_is_in_the_fingerprint() -> None:
+    cache = describe()
+    folded = replace(
+        cache,
+        buffers={
+            **cache.buffers,
+            "index_k": tuple(
+                replace(span, row_bytes=span.row_bytes // 4, row_stride=span.row_bytes // 4)
+                for span in cache.buffers["index_k"]
+            ),
+        },
+        facts={**cache.facts, "index_kpool": 4},
+    )
+
+    one, other = map(kvlinker_dsa.build_direct_linker_pool_group, (cache, folded))
+
+    assert one.entry_map["indexer"].page_bytes == 4 * other.entry_map["indexer"].page_bytes
+    assert "a key for 4 tokens" in other.entry_map["indexer"].value_format
+    assert one.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize("tokens", [0, 3, 128])
+def test_pages_without_whole_groups_of_an_index_key_are_refused(tokens: int) -> None:
+    cache = describe()
+
+    with pytest.raises(ContractError, match=f"'index_kpool' is {tokens}, of which a page of 64"):
+        kvlinker_dsa.match_kv_cache(replace(cache, facts={**cache.facts, "index_kpool": tokens}))
+
+
+def test_index_keys_of_several_tokens_that_are_not_stated_are_refused() -> None:
+    cache = describe()
+
+    with pytest.raises(ContractError, match="8448 B"):
+        kvlinker_dsa.match_kv_cache(replace(cache, facts={**cache.facts, "index_kpool": 4}))

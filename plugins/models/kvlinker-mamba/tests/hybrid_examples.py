@@ -46,7 +46,8 @@ _SLOT_ROWS: Mapping[str, Mapping[str, int]] = {
     "dsa": {"kv": 656},
 }
 """Bytes of a slot in one layer; of what windows keep, `swa` begins the role."""
-_INDEX_ROW = PAGE * 132
+_INDEX_ROW = 132
+"""Bytes of an index key."""
 
 
 def kept_in(kind: str, pool: str) -> bool:
@@ -136,13 +137,15 @@ class Hybrid:
         return buffers
 
     def _indexes(self, allocate: Allocate, kinds: Sequence[str], start: int) -> Buffers:
-        first = layers_of(self.kinds, "kv")[0]
+        first, folded = layers_of(self.kinds, "kv")[0], self.facts.get("index_kpool", 1)
+        assert isinstance(folded, int)
+        row_bytes = PAGE // folded * _INDEX_ROW
         return {
             "index_k": tuple(
-                allocate(PAGES if layer + start == first else 0, _INDEX_ROW)
+                allocate(PAGES if layer + start == first else 0, row_bytes)
                 for layer in layers_of(kinds, "kv")
             ),
-            "draft_index_k": tuple(allocate(PAGES, _INDEX_ROW) for _ in range(self.drafts)),
+            "draft_index_k": tuple(allocate(PAGES, row_bytes) for _ in range(self.drafts)),
         }
 
     def _states(self, allocate: Allocate, kinds: Sequence[str]) -> Buffers:

@@ -32,4 +32,5 @@ class TestMamba(ModelPluginTests):
         example("windows", Hybrid(pages="swa", kinds=WINDOWS, drafts=2), cuts=(1, 2)),
         example("mla", Hybrid(pages="mla", drafts=2, head_drafts=2), cuts=(3,)),
         example("dsa", Hybrid(pages="dsa", drafts=2, has_sides=True)),
+        example("dsa_folded", Hybrid(pages="dsa", drafts=1, facts={"index_kpool": 4})),
     )

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from engine_reads import Rows, rows_of, state_rows
 from hybrid_pools import HybridWorker, hybrid_pool, request_pool
+from indexed_pools import folded_hybrid_pool, qsa_pool
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -74,6 +75,16 @@ STATE_KINDS: Mapping[str, _StateKind] = MappingProxyType(
             page_size=64,
             requests=partial(_REQUESTS, states="kda", extra_buffer=True),
             pool=partial(_POOL, family="dsa", page_size=64),
+        ),
+        "dsa_folded": _StateKind(
+            page_size=128,
+            requests=partial(_REQUESTS, states="kda", extra_buffer=True),
+            pool=partial(folded_hybrid_pool, pages=PAGES),
+        ),
+        "qsa": _StateKind(
+            page_size=16,
+            requests=partial(_REQUESTS, extra_buffer=True),
+            pool=partial(qsa_pool, pages=PAGES),
         ),
         "short_conv": _StateKind(
             page_size=1,

@@ -9,6 +9,7 @@ __all__ = [
     "FACTS",
     "FAMILY",
     "INDEX_BYTES",
+    "INDEX_KPOOL",
     "INDEX_VALUES",
     "LATENT_VALUES",
     "ROPE_VALUES",
@@ -16,7 +17,9 @@ __all__ = [
 ]
 
 FAMILY = "dsa"
-FACTS = ("kv_format", "index_format")
+INDEX_KPOOL = "index_kpool"
+"""Fact: neighbouring tokens that share an index key; 1 where it is not stated."""
+FACTS = ("kv_format", "index_format", INDEX_KPOOL)
 """What a description states; another fact may change what the bytes mean."""
 LATENT_VALUES, ROPE_VALUES, INDEX_VALUES = 512, 64, 128
 """config.json of DeepSeek V3.2: kv_lora_rank, qk_rope_head_dim, index_head_dim."""
@@ -30,4 +33,4 @@ ROW_BYTES: Mapping[str, int] = MappingProxyType(
 )
 """Bytes of a slot's latent and rope."""
 INDEX_BYTES: Mapping[str, int] = MappingProxyType({"fp8_e4m3fn_fp32_scale": INDEX_VALUES + 4})
-"""Bytes of a slot's index key: e4m3 values and one scale; a page has all keys, then all scales."""
+"""Bytes of an index key: e4m3 values and one scale; a page has all keys, then all scales."""

@@ -25,7 +25,9 @@ _PACKED = "fp8_packed_656"
 _PACKED_BYTES = 512 + 4 * 4 + 64 * 2
 """512 e4m3 values, 4 fp32 scales, 64 rope values in bf16."""
 _INDEX_BYTES: Mapping[str, int] = MappingProxyType({"fp8_e4m3fn_fp32_scale": 128 + 4})
-"""Bytes of a slot's index key: e4m3 values and one scale; a page has all keys, then all scales."""
+"""Bytes of an index key: e4m3 values and one scale; a page has all keys, then all scales."""
+_KPOOL = "index_kpool"
+"""Fact: neighbouring tokens that share an index key; 1 where it is not stated."""
 
 
 def latent_bytes(kv_format: str, values: int) -> int:
@@ -88,7 +90,7 @@ class SparseLatent(Latent):
 
     def facts(self) -> tuple[str, ...]:
         """See Kept."""
-        return (*super().facts(), "index_format")
+        return (*super().facts(), "index_format", _KPOOL)
 
     def required_roles(self) -> tuple[str, ...]:
         """See Kept."""
@@ -144,9 +146,9 @@ class SparseLatent(Latent):
         }
         spans = (*own.values(), *drafts.values())
         index_format = text_fact(self._description, "index_format", known=_INDEX_BYTES)
-        require_row_bytes(
-            self._description, spans, self._description.page_size * _INDEX_BYTES[index_format]
-        )
+        tokens = self._tokens_per_key()
+        keys = self._description.page_size // tokens
+        require_row_bytes(self._description, spans, keys * _INDEX_BYTES[index_format])
         return Part(
             name="indexer",
             pool=KV,
@@ -155,8 +157,27 @@ class SparseLatent(Latent):
             components=(spans,),
             drafts=tuple(drafts),
             rows_are_pages=True,
-            value_format=index_format,
+            value_format=index_format
+            if tokens == 1
+            else f"{index_format}, a key for {tokens} tokens",
         )
+
+    def _tokens_per_key(self) -> int:
+        """Return how many neighbouring tokens share an index key.
+
+        Raises:
+            ContractError: a page has no whole groups of them, so that one would be open at its end.
+        """
+        if _KPOOL not in self._description.facts:
+            return 1
+        tokens, size = integer_fact(self._description, _KPOOL), self._description.page_size
+        if tokens < 1 or size % tokens:
+            msg = (
+                f"family {FAMILY!r}: fact {_KPOOL!r} is {tokens}, of which a page of {size} slots has no whole number; "
+                f"state how many tokens share an index key"
+            )
+            raise ContractError(msg)
+        return tokens
 
     def _check_owner(self, layer: int, span: BufferSpan) -> None:
         indexer = self._description.layers[layer].indexer

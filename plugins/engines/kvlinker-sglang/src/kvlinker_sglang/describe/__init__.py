@@ -33,6 +33,8 @@ from kvlinker_sglang.describe.hybrids import POOL as HYBRID_POOL
 from kvlinker_sglang.describe.hybrids import describe as describe_hybrid
 from kvlinker_sglang.describe.latent import POOL as LATENT_POOL
 from kvlinker_sglang.describe.latent import describe as describe_latent
+from kvlinker_sglang.describe.qsa import POOL as QSA_POOL
+from kvlinker_sglang.describe.qsa import describe as describe_qsa
 from kvlinker_sglang.describe.refusals import refusal_of
 from kvlinker_sglang.describe.requests import check_request
 from kvlinker_sglang.describe.sparse import POOL as SPARSE_POOL
@@ -52,6 +54,7 @@ _DESCRIBERS: Mapping[str, _Describe] = MappingProxyType(
         SPARSE_POOL: describe_sparse,
         V4_POOL: describe_v4,
         HYBRID_POOL: describe_hybrid,
+        QSA_POOL: describe_qsa,
     }
 )
 """By the exact class."""
@@ -71,6 +74,6 @@ def describe_pool(pool: object, request: DescribeRequest) -> KVCacheDescription 
         raise refusal_of(pool)
     check_request(request)
     require_platform()
-    if describe is not describe_hybrid:
+    if describe not in (describe_hybrid, describe_qsa):
         require_no_states(pool, request)
     return describe(pool, request)

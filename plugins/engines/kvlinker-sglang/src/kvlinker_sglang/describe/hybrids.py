@@ -33,7 +33,7 @@ from kvlinker_sglang.describe.states import (
     state_pool,
 )
 
-__all__ = ["POOL", "HybridPool", "describe"]
+__all__ = ["POOL", "HybridPool", "describe", "describe_kind"]
 
 POOL = "sglang.srt.mem_cache.memory_pool.HybridLinearKVPool"
 _KINDS: Mapping[tuple[bool, bool], str] = MappingProxyType(
@@ -60,12 +60,28 @@ class HybridPool(Protocol):
 
 def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
     """Return the description of a worker's pool, its states and its drafts; see `describe_pool`."""
-    target = _hybrid_pool(pool, "the pool", request)
+    return describe_kind(POOL, pool, request)
+
+
+def describe_kind(kind: str, pool: object, request: DescribeRequest) -> KVCacheDescription:
+    """Return the description of a pool of exactly one class that keeps pages and states as hybrids do.
+
+    Args:
+        kind: full dotted name of the class; a draft of it shares the target's states.
+        pool: the worker's.
+        request: what is asked for.
+
+    Raises:
+        UnsupportedKVCacheError: it is of another class, or keeps its values in another way.
+        ContractError: page sizes differ, or the request lacks what the pool needs.
+    """
+    target = _hybrid_pool(pool, "the pool", request, kind)
     requests = request_pool(pool, request)
     _require_same_states(target, requests.mamba_pool, "the pool")
     states = state_pool(requests)
     attention = _attention_layers(target)
-    pages = pages_of(target.full_kv_pool, _drafts(request, requests.mamba_pool), attention, request)
+    drafts = _drafts(request, requests.mamba_pool, kind)
+    pages = pages_of(target.full_kv_pool, drafts, attention, request)
     numbers = _stage(target, (*attention, *states.mamba_layer_ids))
     facts = {**pages.facts, **state_facts(states), **side_facts(requests)}
     sides = side_buffers(requests, states, numbers)
@@ -83,8 +99,8 @@ def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
     )
 
 
-def _hybrid_pool(pool: object, where: str, request: DescribeRequest) -> HybridPool:
-    require_class(pool, POOL, where)
+def _hybrid_pool(pool: object, where: str, request: DescribeRequest, kind: str) -> HybridPool:
+    require_class(pool, kind, where)
     if not isinstance(pool, HybridPool):
         raise changed(pool, HybridPool)
     require_page_size(pool, pool.page_size, request)
@@ -100,14 +116,14 @@ def _require_same_states(pool: HybridPool, states: object, where: str) -> None:
         raise UnsupportedKVCacheError(msg)
 
 
-def _drafts(request: DescribeRequest, states: object) -> list[object]:
+def _drafts(request: DescribeRequest, states: object, kind: str) -> list[object]:
     """Return what keeps the drafts' pages; a draft of the target's own kind shares its states."""
     drafts = []
     for i, draft in enumerate(draft_pools(request)):
-        if class_name(draft) != POOL:
+        if class_name(draft) != kind:
             drafts.append(draft)
             continue
-        hybrid = _hybrid_pool(draft, f"draft pool {i}", request)
+        hybrid = _hybrid_pool(draft, f"draft pool {i}", request, kind)
         _require_same_states(hybrid, states, f"draft pool {i}")
         drafts.append(hybrid.full_kv_pool)
     return drafts

@@ -72,9 +72,6 @@ _BY_MODULE: Mapping[str, str] = MappingProxyType(
             "each rank keeps some layers alone and borrows the others; run SGLang without "
             "--enable-dsa-cache-layer-split"
         ),
-        "sglang.srt.mem_cache.qsa_kv_pool": (
-            "it keeps a compressed index and states beside K and V; run SGLang without a linker for this model"
-        ),
         "sglang.srt.mem_cache.minimax_m3_nvfp4_pool": (
             "its rows pack nvfp4 values, scales and index keys; run SGLang without a linker for this model"
         ),

@@ -73,7 +73,10 @@ class SparsePool(Protocol):
     dcp_replicated: bool
     index_key_cache: object
     index_kpool: int
+    """Tokens that share an index key."""
+    index_kpool_compress: bool
     index_page_size: int
+    """Index keys of a page."""
     skip_topk_layers: list[bool]
 
 
@@ -161,7 +164,7 @@ def _named(numbers: Sequence[int]) -> str:
 
 
 def sparse_pool(pool: object, where: str, request: DescribeRequest) -> SparsePool:
-    """Return a pool after checking that it is one of latents and an index key for each slot.
+    """Return a pool after checking that it is one of latents and index keys.
 
     Raises:
         UnsupportedKVCacheError: it is of another class, or keeps its values in another way.
@@ -172,14 +175,31 @@ def sparse_pool(pool: object, where: str, request: DescribeRequest) -> SparsePoo
         raise changed(pool, SparsePool)
     require_page_size(pool, pool.page_size, request)
     require_class(pool.index_key_cache, _INDEX, f"the index of {where}")
-    if pool.index_kpool != 1 or pool.index_page_size != pool.page_size or pool.dcp_replicated:
+    _check_index(pool, where)
+    return pool
+
+
+def _check_index(pool: SparsePool, where: str) -> None:
+    """Refuse index keys of which a page has no whole number, or that are folded in an unknown way.
+
+    The keys of a group that is not whole yet are a request's own; none is open at the end of a page of whole groups.
+
+    Raises:
+        UnsupportedKVCacheError: they are kept otherwise.
+    """
+    if pool.dcp_replicated or pool.index_page_size * pool.index_kpool != pool.page_size:
         msg = (
             f"{where}, a {class_name(pool)}, folds {pool.index_kpool} tokens into an index key, in pages of "
-            f"{pool.index_page_size} of the pool's {pool.page_size} slots; described is one key for each slot, so run "
-            f"SGLang without a linker for this model, or without decode context parallelism"
+            f"{pool.index_page_size} of the pool's {pool.page_size} slots; described are whole groups in each page, "
+            f"so run SGLang without decode context parallelism"
         )
         raise UnsupportedKVCacheError(msg)
-    return pool
+    if pool.index_kpool > 1 and not pool.index_kpool_compress:
+        msg = (
+            f"{where}, a {class_name(pool)}, folds {pool.index_kpool} tokens into an index key without weighing them, "
+            f"which no model of the tested SGLang does; run SGLang without a linker for this model"
+        )
+        raise UnsupportedKVCacheError(msg)
 
 
 def sparse_facts(pool: SparsePool, where: str) -> dict[str, Fact]:
@@ -188,10 +208,11 @@ def sparse_facts(pool: SparsePool, where: str) -> dict[str, Fact]:
     Raises:
         UnsupportedKVCacheError: the type of values is not described.
     """
-    return {
+    facts: dict[str, Fact] = {
         "kv_format": _kv_format(pool, where),
         "index_format": "fp8_e4m3fn_fp32_scale",
     }
+    return facts if pool.index_kpool == 1 else {**facts, "index_kpool": pool.index_kpool}
 
 
 def _kv_format(pool: SparsePool, where: str) -> str:
