@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,10 @@ import pytest
 import torch
 from engine_frame.models import make_model
 from engine_frame.server import Server, ServerOptions, SharedServer
+
+from kvlinker.description import KVCacheDescription
+from kvlinker.description_json import description_to_json
+from kvlinker.errors import UnsupportedKVCacheError
 
 collect_ignore = ["outsider"]
 """A distribution of its own, which is tested where it is installed; see test_outsider.py."""
@@ -29,6 +34,27 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def proves(record_property: Callable[[str, object], None]) -> Callable[[KVCacheDescription], None]:
+    """Return a function by which a test marked `supports` states of which cache it moved the bytes."""
+    return lambda description: record_property("description", description_to_json(description))
+
+
+@pytest.fixture
+def refused(
+    record_property: Callable[[str, object], None],
+) -> Callable[..., AbstractContextManager[None]]:
+    """Return what a test marked `refuses` expects a refusal in: of what, and a `match` of the message."""
+
+    @contextmanager
+    def refused(what: str, *, match: str) -> Iterator[None]:
+        with pytest.raises(UnsupportedKVCacheError, match=match) as caught:
+            yield
+        record_property("refused", [what, str(caught.value)])
+
+    return refused
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from described_pools import DESCRIBED
 from engine_reads import Rows, contents, fill_at_random, overwrite, rows_of, state_rows
 from pool_groups import PoolGroup, group_of
 
-from kvlinker.description import IndexerKind
+from kvlinker.description import IndexerKind, KVCacheDescription
 from kvlinker.device import HostAccess
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker
@@ -93,10 +93,12 @@ def load(worker: PoolGroup, store: MemoryStore) -> None:
     linker.close()
 
 
+@pytest.mark.supports(engine="sglang", level="pool")
 def test_pages_come_back_to_other_slots_of_another_process(
-    example: PoolExample, store: MemoryStore
+    example: PoolExample, store: MemoryStore, proves: Callable[[KVCacheDescription], None]
 ) -> None:
     first = group_of(example)
+    proves(first.description)
     fill_at_random(rows(first, STORED), seed=1)
     offload(first, store)
     second = group_of(example)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from types import SimpleNamespace
 from typing import Protocol
@@ -24,6 +25,7 @@ from kvlinker.errors import ContractError, StalePoolError, UnsupportedKVCacheErr
 from kvlinker.testing.engines import PoolExample
 
 BY_NAME = {example.name.removeprefix("hybrid-"): example for example in DESCRIBED}
+Refused = Callable[..., AbstractContextManager[None]]
 BESIDE, PACKED = "req_to_token_pool", "mtp_draft_device_pools"
 
 
@@ -170,6 +172,7 @@ def test_states_that_are_not_handed_over_are_asked_for() -> None:
         describe(hybrid_pool(request_pool()))
 
 
+@pytest.mark.refuses(engine="sglang")
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -178,8 +181,8 @@ def test_states_that_are_not_handed_over_are_asked_for() -> None:
         (HybridMambaDecodeReqToTokenPool, "decode servers"),
     ],
 )
-def test_other_pools_of_requests_are_refused(kind: type, message: str) -> None:
-    with pytest.raises(UnsupportedKVCacheError, match=message):
+def test_other_pools_of_requests_are_refused(refused: Refused, kind: type, message: str) -> None:
+    with refused(f"states in a {kind.__name__}", match=message):
         describe(hybrid_pool(request_pool()), extras={BESIDE: object.__new__(kind)})
 
 
@@ -208,26 +211,36 @@ def test_requests_without_states_are_no_matter() -> None:
 # ---- states -----------------------------------------------------------------------------------
 
 
-def test_int8_checkpoints_are_refused() -> None:
-    with pytest.raises(
-        UnsupportedKVCacheError, match=r"MambaCheckpointPool.*-int8-mamba-checkpoint"
+@pytest.mark.refuses(engine="sglang")
+def test_int8_checkpoints_are_refused(refused: Refused) -> None:
+    with refused(
+        "HybridLinearKVPool, int8 checkpoints of states",
+        match=r"MambaCheckpointPool.*-int8-mamba-checkpoint",
     ):
         described(request_pool(int8_checkpoints=True))
 
 
+@pytest.mark.refuses(engine="sglang")
 @pytest.mark.parametrize("states", ["other_windows", "inkling_convs"])
-def test_windows_of_several_lengths_or_the_other_way_round_are_refused(states: str) -> None:
-    with pytest.raises(UnsupportedKVCacheError, match="MambaPool keeps windows of convolutions as"):
+def test_windows_of_several_lengths_or_the_other_way_round_are_refused(
+    refused: Refused, states: str
+) -> None:
+    with refused(
+        f"HybridLinearKVPool, {states}", match="MambaPool keeps windows of convolutions as"
+    ):
         described(request_pool(states=states))
 
 
-def test_windows_in_the_order_of_amx_kernels_are_refused() -> None:
+@pytest.mark.refuses(engine="sglang")
+def test_windows_in_the_order_of_amx_kernels_are_refused(refused: Refused) -> None:
     requests = request_pool()
     convs = states_of(requests).mamba_cache.conv
     # [channels, window] as before, with the channels of a token side by side in memory.
     convs[0] = convs[0].as_strided(convs[0].shape, (*convs[0].stride()[:2], 1, convs[0].shape[2]))
 
-    with pytest.raises(UnsupportedKVCacheError, match="the order of AMX kernels"):
+    with refused(
+        "HybridLinearKVPool, windows in the order of AMX kernels", match="the order of AMX kernels"
+    ):
         described(requests)
 
 
@@ -262,12 +275,16 @@ def test_a_stage_that_keeps_layers_of_an_earlier_one_is_refused() -> None:
 # ---- pages ------------------------------------------------------------------------------------
 
 
-def test_pages_of_all_layers_in_one_row_are_refused() -> None:
+@pytest.mark.refuses(engine="sglang")
+def test_pages_of_all_layers_in_one_row_are_refused(refused: Refused) -> None:
     requests = request_pool()
     pool = hybrid_pool(requests)
     pool.full_kv_pool = object.__new__(PageMajorMHATokenToKVPool)  # type: ignore[attr-defined]  # a real pool
 
-    with pytest.raises(UnsupportedKVCacheError, match="PageMajorMHATokenToKVPool is not described"):
+    with refused(
+        "HybridLinearKVPool over PageMajorMHATokenToKVPool",
+        match="PageMajorMHATokenToKVPool is not described",
+    ):
         described(requests, pool)
 
 
@@ -281,10 +298,13 @@ def test_another_page_size_is_refused_with_both() -> None:
 # ---- drafts -----------------------------------------------------------------------------------
 
 
-def test_a_draft_with_states_of_its_own_is_refused() -> None:
+@pytest.mark.refuses(engine="sglang")
+def test_a_draft_with_states_of_its_own_is_refused(refused: Refused) -> None:
     draft = hybrid_pool(request_pool(), attention=(0,))
 
-    with pytest.raises(UnsupportedKVCacheError, match=r"draft pool 0.*has states of its own"):
+    with refused(
+        "HybridLinearKVPool, a draft with states", match=r"draft pool 0.*has states of its own"
+    ):
         described(request_pool(), extras={PACKED: (draft,)})
 
 

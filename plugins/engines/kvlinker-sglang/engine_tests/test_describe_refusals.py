@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib import import_module
 from inspect import isabstract
@@ -33,6 +34,7 @@ from kvlinker.description import DescribeRequest, Fact, KVCacheDescription
 from kvlinker.errors import ContractError, KVLinkerError, UnsupportedKVCacheError
 from kvlinker.selection import select_strategy
 
+Refused = Callable[..., AbstractContextManager[None]]
 PACKED, BESIDE = "mtp_draft_device_pools", "sidecar_draft_device_pools"
 DESCRIBED_CLASSES = {
     "MHATokenToKVPool",
@@ -78,7 +80,10 @@ def _configuration() -> None:
 # ---- classes ----------------------------------------------------------------------------------
 
 
-def test_every_pool_class_of_this_sglang_is_described_or_refused_for_a_reason_of_its_own() -> None:
+@pytest.mark.refuses(engine="sglang")
+def test_every_pool_class_of_this_sglang_is_described_or_refused_for_a_reason_of_its_own(
+    refused: Refused,
+) -> None:
     for module in walk_packages(mem_cache.__path__, f"{mem_cache.__name__}."):
         if ".storage" not in module.name:
             import_module(module.name)
@@ -89,9 +94,7 @@ def test_every_pool_class_of_this_sglang_is_described_or_refused_for_a_reason_of
     assert {kind.__name__ for kind in concrete} > DESCRIBED_CLASSES
     for kind in concrete:
         if kind.__name__ not in DESCRIBED_CLASSES:
-            with pytest.raises(
-                UnsupportedKVCacheError, match=rf"{kind.__name__} is not described: "
-            ):
+            with refused(kind.__name__, match=rf"{kind.__name__} is not described: "):
                 describe(bare(kind))
 
 
@@ -116,20 +119,24 @@ def test_a_pool_that_lost_an_attribute_is_refused_with_its_name() -> None:
 # ---- platforms and ranks ----------------------------------------------------------------------
 
 
-def test_rocm_is_refused_whatever_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.refuses(engine="sglang")
+def test_rocm_is_refused_whatever_the_pool(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool = heads_pool()
     monkeypatch.setattr(torch.version, "hip", "6.4")
 
-    with pytest.raises(UnsupportedKVCacheError, match="ROCm"):
+    with refused("any pool on ROCm", match="ROCm"):
         describe(pool)
 
 
-def test_slots_that_are_split_over_ranks_are_refused() -> None:
+@pytest.mark.refuses(engine="sglang")
+def test_slots_that_are_split_over_ranks_are_refused(refused: Refused) -> None:
     pool = latent_pool()
 
     with (
         get_parallel().override(attn_dcp_size=2),
-        pytest.raises(UnsupportedKVCacheError, match=r"over 2 ranks.*--dcp-size"),
+        refused("decode context parallelism", match=r"over 2 ranks.*--dcp-size"),
     ):
         describe(pool)
 
@@ -157,10 +164,11 @@ def test_k_and_v_that_are_kept_otherwise_are_refused(
         describe(pool)
 
 
-def test_fp4_by_mx_blocks_is_refused() -> None:
+@pytest.mark.refuses(engine="sglang")
+def test_fp4_by_mx_blocks_is_refused(refused: Refused) -> None:
     pool = heads_pool(dtype=torch.float4_e2m1fn_x2, quantized_as="fp4_mx_block16")
 
-    with pytest.raises(UnsupportedKVCacheError, match="FP4MXBlock16KVCacheMethod"):
+    with refused("MHATokenToKVPool, fp4 by MX blocks", match="FP4MXBlock16KVCacheMethod"):
         describe(pool)
 
 
@@ -193,7 +201,8 @@ def test_windows_of_an_unstated_length_are_refused() -> None:
         describe(windows_pool())
 
 
-def test_halves_of_latents_are_refused() -> None:
+@pytest.mark.refuses(engine="sglang")
+def test_halves_of_latents_are_refused(refused: Refused) -> None:
     latents = {
         "page_size": 16,
         "device": "cpu",
@@ -208,14 +217,15 @@ def test_halves_of_latents_are_refused() -> None:
         swa_kv_pool_kwargs=latents,
     )
 
-    with pytest.raises(UnsupportedKVCacheError, match=r"full half .*MLATokenToKVPool"):
+    with refused("SWAKVPool over latents", match=r"full half .*MLATokenToKVPool"):
         describe(pool, facts={"sliding_window": 40})
 
 
-def test_windows_of_a_later_pipeline_stage_are_refused() -> None:
+@pytest.mark.refuses(engine="sglang")
+def test_windows_of_a_later_pipeline_stage_are_refused(refused: Refused) -> None:
     pool = windows_pool(full=(5,), sliding=(4,))
 
-    with pytest.raises(UnsupportedKVCacheError, match=r"layers \[4, 5\].*pipeline"):
+    with refused("SWAKVPool of a later pipeline stage", match=r"layers \[4, 5\].*pipeline"):
         describe(pool, facts={"sliding_window": 40})
 
 
@@ -257,25 +267,34 @@ def test_packed_rows_of_another_size_are_refused() -> None:
 # ---- DeepSeek V4 ------------------------------------------------------------------------------
 
 
+@pytest.mark.refuses(engine="sglang")
 @pytest.mark.parametrize("fp8", [False, True])
-def test_unified_kv_is_refused_whole(monkeypatch: pytest.MonkeyPatch, *, fp8: bool) -> None:
+def test_unified_kv_is_refused_whole(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, *, fp8: bool
+) -> None:
     monkeypatch.setattr(unified_kv_gate, "is_unified_kv_triton", lambda: True)
     monkeypatch.setattr(unified_kv_gate, "is_unified_kv_fp8", lambda: fp8)
 
-    with pytest.raises(UnsupportedKVCacheError, match=r"unified KV.*128 B of rope"):
+    with refused("DeepSeekV4TokenToKVPool, unified KV", match=r"unified KV.*128 B of rope"):
         describe(v4_pool(), 256)
 
 
-def test_uniform_fp8_is_refused() -> None:
+@pytest.mark.refuses(engine="sglang")
+def test_uniform_fp8_is_refused(refused: Refused) -> None:
     with get_exec().kernel.override(dsv4_attn_backend="trtllm"):
         pool = v4_pool()
 
-    with pytest.raises(UnsupportedKVCacheError, match=r"DeepSeekV4UniformFP8KVPool.*--dsv4-attn"):
+    with refused(
+        "DeepSeekV4TokenToKVPool, uniform fp8", match=r"DeepSeekV4UniformFP8KVPool.*--dsv4-attn"
+    ):
         describe(pool, 256)
 
 
-def test_hisparse_is_refused() -> None:
-    with pytest.raises(UnsupportedKVCacheError, match=r"HiSparseC4DevicePool.*--enable-hisparse"):
+@pytest.mark.refuses(engine="sglang")
+def test_hisparse_is_refused(refused: Refused) -> None:
+    with refused(
+        "DeepSeekV4TokenToKVPool, HiSparse", match=r"HiSparseC4DevicePool.*--enable-hisparse"
+    ):
         describe(v4_pool(hisparse=True), 256)
 
 
@@ -318,20 +337,24 @@ def test_an_indexer_in_rings_of_another_size_is_refused() -> None:
         describe(pool, 256)
 
 
+@pytest.mark.refuses(engine="sglang")
 @pytest.mark.parametrize("ratio", [1, 2])
-def test_the_ratios_of_v4_1_are_refused(ratio: int) -> None:
-    with pytest.raises(UnsupportedKVCacheError, match=rf"compress ratio {ratio} at layer 1"):
+def test_the_ratios_of_v4_1_are_refused(refused: Refused, ratio: int) -> None:
+    with refused(
+        f"DeepSeekV4TokenToKVPool, ratio {ratio}", match=rf"compress ratio {ratio} at layer 1"
+    ):
         describe(v4_pool((0, ratio, 4)), 256)
 
 
+@pytest.mark.refuses(engine="sglang")
 @pytest.mark.parametrize(
     ("draft", "message"), [(False, "windows of running requests"), (True, "a ring of windows")]
 )
-def test_windows_of_requests_are_refused(*, draft: bool, message: str) -> None:
+def test_windows_of_requests_are_refused(refused: Refused, *, draft: bool, message: str) -> None:
     with get_exec().features.override(enable_encoder_swa_bounded_replay=True):
         pool = v4_pool((0,), draft=draft)
 
-    with pytest.raises(UnsupportedKVCacheError, match=message):
+    with refused("DeepSeekV4TokenToKVPool, windows of running requests", match=message):
         describe(pool, 256)
 
 
@@ -391,6 +414,7 @@ def test_drafts_in_other_pages_are_refused() -> None:
         describe(heads_pool(), extras={PACKED: (heads_pool(page_size=32),)})
 
 
-def test_states_of_drafts_are_refused() -> None:
-    with pytest.raises(UnsupportedKVCacheError, match="keeps states"):
+@pytest.mark.refuses(engine="sglang")
+def test_states_of_drafts_are_refused(refused: Refused) -> None:
+    with refused("drafts with states", match="keeps states"):
         describe(heads_pool(), extras={"mtp_draft_mamba_pools": (object(),)})

@@ -15,6 +15,7 @@ from engine_reads import contents, fill_at_random, overwrite
 from faulty_store import install
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
+from kvlinker.description import KVCacheDescription
 from kvlinker_sglang.engine.linker import KVLinker
 
 each_kind = pytest.mark.parametrize("name", sorted(STATE_KINDS))
@@ -115,9 +116,11 @@ def linked(
 
 
 @each_kind
+@pytest.mark.supports(engine="sglang", level="tree", case="name")
 def test_b06_a_prompt_comes_back_with_its_state_byte_for_byte_to_other_slots(
-    linked: Linked,
+    linked: Linked, proves: Callable[[KVCacheDescription], None]
 ) -> None:
+    proves(linked.tree.description)
     tokens = linked.tokens(5)
     (expected,) = linked.insert(tokens)
     linked.forget()

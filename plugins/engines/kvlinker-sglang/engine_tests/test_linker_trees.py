@@ -15,6 +15,7 @@ from engine_reads import contents, fill_at_random, overwrite
 from faulty_store import install, misbehave
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
+from kvlinker.description import KVCacheDescription
 from kvlinker.loads import LoadQueue
 from kvlinker.lookups import LookupTable
 from kvlinker.offloads import OffloadQueue
@@ -102,7 +103,11 @@ def linked(
 
 
 @each_kind
-def test_a_stored_prompt_comes_back_byte_for_byte_to_other_slots(linked: Linked) -> None:
+@pytest.mark.supports(engine="sglang", level="tree", case="name")
+def test_a_stored_prompt_comes_back_byte_for_byte_to_other_slots(
+    linked: Linked, proves: Callable[[KVCacheDescription], None]
+) -> None:
+    proves(linked.tree.description)
     tokens, expected = linked.store(5)
     taken = linked.tree.allocate(2)
 

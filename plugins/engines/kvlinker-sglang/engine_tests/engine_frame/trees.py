@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import torch
 from engine_reads import Rows, rows_of
+from pool_groups import installed_plugins
 from real_pools import (
     heads_pool,
     latent_pool,
@@ -43,6 +44,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from engine_frame.engine_types import Pool, Request, Slots, WindowSlots
 from engine_frame.server import LinkerOptions
+from kvlinker.description import KVCacheDescription
+from kvlinker.selection import describe_cache
+from kvlinker_sglang.engine.parameters import describe_request
 
 __all__ = ["CORES", "KINDS", "Kind", "Match", "Restored", "Tree"]
 
@@ -153,6 +157,12 @@ class Tree:
     def components(self) -> tuple[object, ...]:
         """Return what the tree keeps of a prefix."""
         return (ComponentType.FULL, *([ComponentType.SWA] if self.windows else []))
+
+    @property
+    def description(self) -> KVCacheDescription:
+        """What a linker is told of the pools."""
+        request = describe_request(self.params)
+        return describe_cache("sglang", self.pool, request, registry=installed_plugins())
 
     def attach(self, options: LinkerOptions, *, server_args: object = None) -> object:
         """Let SGLang make a linker and attach it, as its registry does, and return it.
