@@ -62,7 +62,8 @@ def _layers(pool: V4Pool) -> tuple[LayerFacts, ...]:
         if item.compress_ratio not in _RATIOS:
             msg = (
                 f"{class_name(pool)} has compress ratio {item.compress_ratio} at layer {i}; described are {_RATIOS}, "
-                f"and the ratios 1 and 2 of V4.1 are not, so run SGLang without a linker for this model"
+                f"and the ratios 1 and 2 of V4.1 are not: such a layer reads what an earlier one keeps, by index keys "
+                f"in rows of 64 that are no pages; run SGLang without a linker for this model"
             )
             raise UnsupportedKVCacheError(msg)
     if not stage or stage[0][0] != pool.start_layer:

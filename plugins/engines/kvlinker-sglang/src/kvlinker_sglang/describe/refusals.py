@@ -51,8 +51,8 @@ _BY_CLASS: Mapping[str, str] = MappingProxyType(
 _BY_MODULE: Mapping[str, str] = MappingProxyType(
     {
         "sglang.srt.mem_cache.unified_memory_pool": (
-            "unified memory keeps all layers of a page in one row and moves pages at will; "
-            "run SGLang without --enable-unified-memory"
+            "unified memory keeps all layers of a slot side by side, so that a layer's page is not one range, and its "
+            "pages move while a transfer waits; run SGLang without --enable-unified-memory"
         ),
         "sglang.srt.mem_cache.unified_draft_pool": (
             "a fused draft lies inside the target's unified memory; run SGLang without --enable-unified-memory"
@@ -62,7 +62,8 @@ _BY_MODULE: Mapping[str, str] = MappingProxyType(
             "run SGLang without a linker on decode servers"
         ),
         "sglang.srt.mem_cache.page_interleave_pool": (
-            "its pages are interleaved over the ranks; run SGLang without --enable-kv-cache-sharding"
+            "each rank keeps every so many-th page alone, which no translation of a page's slots can say; "
+            "run SGLang without --enable-kv-cache-sharding"
         ),
         "sglang.srt.mem_cache.hisparse_memory_pool": (
             "HiSparse keeps a page in host memory when it likes, so that a device row may hold no page; "
