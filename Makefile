@@ -28,7 +28,7 @@ SGLANG_PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/models/*/pypr
 SGLANG_EDITABLES := $(foreach path,$(patsubst %/pyproject.toml,%,$(SGLANG_PYPROJECTS)),--editable '$(path:core=core[testing])')
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-engines lint types bench bench-sglang soak wheels release clean
+.PHONY: help env demo test test-engines lint types bench bench-sglang support-matrix soak wheels release clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -57,6 +57,12 @@ bench: $(MADE)/distributions $(MADE)/peers-sglang $(MADE)/peers-lmcache ## Measu
 
 bench-sglang: $(SGLANG_MADE)/sglang ## Measure in a real SGLang server, and write docs/performance.md
 	PYTHONPATH=benchmarks:$(SGLANG)/engine_tests $(SGLANG_BIN)/python benchmarks/sglang/bench_sglang.py $(ARGS)
+
+support-matrix: $(MADE)/test $(SGLANG_MADE)/sglang ## Run the tests that prove what is served, and write docs/support-matrix.md
+	$(PYTEST) -m 'supports or refuses' --support-record $(MADE)/support.jsonl
+	$(SGLANG_BIN)/python -m pytest $(SGLANG)/engine_tests --override-ini faulthandler_timeout=900 \
+		-m 'supports or refuses' --support-record $(SGLANG_MADE)/support.jsonl
+	$(BIN)/python tools/support_matrix.py $(MADE)/support.jsonl $(SGLANG_MADE)/support.jsonl
 
 soak: $(MADE)/test ## Run the long forms of tests
 	$(PYTEST) -m soak --hypothesis-profile soak --override-ini faulthandler_timeout=1800 $(ARGS)

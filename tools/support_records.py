@@ -4,7 +4,7 @@
 
 * the test's `record_property("description", description_to_json(...))`, by default;
 * `of="name"`: the parameter of that name, an example of the conformance kit. A class may carry that mark.
-* `family=..., kv_format=...`: stated, where no description can be reached.
+* `family=..., kv_format=...`: stated, where no description can be reached; the family may be a mapping by case.
 
 `refuses(engine=...)` marks one that proves refusals, each by `record_property("refused", [what, message])`.
 `case="name"` names the parameter that tells the cases of a test apart; by default it is all of them.
@@ -228,8 +228,9 @@ def _records(item: pytest.Item, mark: pytest.Mark, begun: Record) -> Iterator[Re
             what, message = found if isinstance(found, list) else (str(found), "")
             yield replace(begun, family=what, reason=" ".join(message.split()))
     elif "family" in mark.kwargs:
-        stated = {name: mark.kwargs.get(name, "") for name in ("family", "kv_format", "draft")}
-        yield replace(begun, **stated)
+        families = mark.kwargs["family"]
+        family = families[begun.case] if isinstance(families, Mapping) else families
+        yield replace(begun, family=family, kv_format=mark.kwargs["kv_format"])
     elif isinstance(example := _parameters(item).get(mark.kwargs.get("of", "")), CacheExample):
         yield record_of(begun, example.made_up())
     else:

@@ -128,6 +128,13 @@ def test_b35_a_salt_keeps_requests_apart_in_the_store_too(client: Client, link: 
     assert again == [WHOLE] * 4
 
 
+@pytest.mark.supports(
+    engine="sglang",
+    level="server",
+    case="model",
+    family={"llama": "mha", "sliding": "swa", "latent": "mla"},
+    kv_format="bf16",
+)
 @pytest.mark.parametrize("model", ["llama", "sliding", "latent"])
 def test_what_a_server_has_forgotten_is_read_back_by_it_and_by_the_next_one(
     start_server: Start, model_folder: ModelFolder, tmp_path: Path, model: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
+import kvlinker_transformers
+from kvlinker.description import DescribeRequest
+from kvlinker.description_json import description_to_json
 from kvlinker.discovery import load_plugins
 from kvlinker_transformers.engine import PagedEngine, pools_for_config
 from kvlinker_transformers.models import tiny_model
@@ -115,10 +119,34 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]
     return computed, load_file(restored)
 
 
+@pytest.fixture(scope="module")
+def descriptions(make_model: Callable[[str], PreTrainedModel]) -> Mapping[str, str]:
+    """Return what is said of the pools of each case."""
+    found = {}
+    for name, case in CASES.items():
+        pools = pools_for_config(
+            make_model(case.model_type).config,
+            pages=12,
+            page_size=case.page_size,
+            **case.options,  # type: ignore[arg-type]  # any option
+        )
+        request = DescribeRequest(page_size=case.page_size)
+        description = kvlinker_transformers.describe_kv_cache("transformers", pools, request)
+        assert description is not None
+        found[name] = description_to_json(description)
+    return found
+
+
+@pytest.mark.supports(engine="transformers", level="model", case="name")
 @pytest.mark.parametrize(("name", "length"), LENGTHS)
 def test_b02_b17_a_new_process_continues_bit_for_bit_at_every_boundary(
-    results: tuple[Results, Results], name: str, length: int
+    results: tuple[Results, Results],
+    descriptions: Mapping[str, str],
+    name: str,
+    length: int,
+    record_property: Callable[[str, object], None],
 ) -> None:
+    record_property("description", descriptions[name])
     computed, restored = results
     page_size = CASES[name].page_size
 
