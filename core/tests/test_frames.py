@@ -115,6 +115,20 @@ def test_t1_any_changed_byte_makes_one_header_foreign_or_broken(
     assert status[:row] + status[row + 1 :] == [FrameStatus.INTACT] * 3
 
 
+@pytest.mark.parametrize("byte", range(8, 16))
+def test_t1_every_bit_of_a_header_checksum_counts_where_others_lie_beyond_half_of_their_range(
+    byte: int,
+) -> None:
+    raw = encode()
+    sums = raw[:, 8:16].copy().view("<u8").ravel()
+    assert sums.min() < 2**63 <= sums.max()
+    raw[0, byte] ^= 1
+
+    status = decode(raw).status.tolist()
+
+    assert status == [FrameStatus.BROKEN] + [FrameStatus.INTACT] * 3
+
+
 def test_t1_zeros_and_another_version_are_foreign() -> None:
     raw = encode()
     raw[0] = 0

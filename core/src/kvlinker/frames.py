@@ -277,11 +277,13 @@ def _tiles(
     return np.asarray(bounded & follows & (ends[:, -1] == limit), dtype=np.bool_)
 
 
-def _row_checksums(raw: NDArray[np.uint8], checksum: Checksum) -> list[int]:
+def _row_checksums(raw: NDArray[np.uint8], checksum: Checksum) -> NDArray[np.uint64]:
     view = raw.reshape(-1).data
     size = raw.shape[1]
     starts = range(0, len(view), size)
-    return [checksum(view[start + _CHECKED_FROM : start + size]) for start in starts]
+    sums = (checksum(view[start + _CHECKED_FROM : start + size]) for start in starts)
+    # The type is named: of integers below and above 2**63 numpy makes floats, which drop the low bits.
+    return np.fromiter(sums, dtype=np.uint64, count=len(starts))
 
 
 def _key_words(keys: Sequence[bytes]) -> NDArray[np.uint64]:
