@@ -36,16 +36,20 @@ _HEADS: Mapping[str, Fact] = {"kv_layout": "token_major", "kv_format": "bf16", "
 _PAGE_FACTS: Mapping[str, Mapping[str, Fact]] = {
     "mha": _HEADS,
     "swa": {**_HEADS, "swa_kv_format": "fp8_e4m3fn"},
+    "qsa": {**_HEADS, "index_format": "bf16", "index_values": 8, "index_ratio": 4},
     "mla": {"kv_format": "bf16", "latent_values": 20},
     "dsa": {"kv_format": "fp8_packed_656", "index_format": "fp8_e4m3fn_fp32_scale"},
 }
 _SLOT_ROWS: Mapping[str, Mapping[str, int]] = {
     "mha": {"k": 8, "v": 10},
     "swa": {"k": 8, "v": 10, "swa_k": 4, "swa_v": 6},
+    "qsa": {"k": 8, "v": 10},
     "mla": {"latent": 40},
     "dsa": {"kv": 656},
 }
 """Bytes of a slot in one layer; of what windows keep, `swa` begins the role."""
+_KEYS_ROW = PAGE // 4 * 8 * 2
+"""Bytes of a page's index keys that four tokens share."""
 _INDEX_ROW = 132
 """Bytes of an index key."""
 
@@ -132,6 +136,9 @@ class Hybrid:
                     )
         if self.pages == "dsa":
             buffers |= self._indexes(allocate, kinds, start)
+        if self.pages == "qsa":
+            for role, count in (("", len(layers_of(kinds, "kv"))), ("draft_", self.drafts)):
+                buffers[f"{role}index_k"] = tuple(allocate(PAGES, _KEYS_ROW) for _ in range(count))
         for role, size in (("draft_k", 24), ("draft_v", 28)) if self.head_drafts else ():
             buffers[role] = tuple(allocate(PAGES * PAGE, size) for _ in range(self.head_drafts))
         return buffers

@@ -30,6 +30,7 @@ class TestMamba(ModelPluginTests):
         example("without_convolutions", Hybrid(states=NO_CONV)),
         example("int8_checkpoints", Hybrid(states={**INT8, **CONV})),
         example("windows", Hybrid(pages="swa", kinds=WINDOWS, drafts=2), cuts=(1, 2)),
+        example("qsa", Hybrid(pages="qsa", drafts=2), cuts=(1, 3)),
         example("mla", Hybrid(pages="mla", drafts=2, head_drafts=2), cuts=(3,)),
         example("dsa", Hybrid(pages="dsa", drafts=2, has_sides=True)),
         example("dsa_folded", Hybrid(pages="dsa", drafts=1, facts={"index_kpool": 4})),

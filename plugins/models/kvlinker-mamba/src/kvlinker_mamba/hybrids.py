@@ -16,6 +16,7 @@ from kvlinker.layouts import (
     text_fact,
 )
 from kvlinker.pools import KV
+from kvlinker_mamba.folded import FoldedIndex
 from kvlinker_mamba.heads import DraftHeads, Heads
 from kvlinker_mamba.latent import Latent, SparseLatent
 from kvlinker_mamba.layers import FAMILY, MAMBA, SWA, check_kinds
@@ -30,6 +31,7 @@ PAGES: Mapping[str, Callable[[KVCacheDescription], tuple[Kept, ...]]] = MappingP
     {
         "mha": lambda cache: (Heads(cache, KV),),
         "swa": lambda cache: (Heads(cache, KV), Heads(cache, SWA, prefix="swa_")),
+        "qsa": lambda cache: (Heads(cache, KV), FoldedIndex(cache)),
         "mla": lambda cache: (Latent(cache), DraftHeads(cache)),
         "dsa": lambda cache: (SparseLatent(cache), DraftHeads(cache)),
     }

@@ -54,9 +54,8 @@ def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
         indexes["draft_index_k"] = spans_of("draft_index_k", *map(_keys_of, drafts))
     return replace(
         hybrid,
-        family="qsa",
         buffers={**hybrid.buffers, **indexes},
-        facts={**hybrid.facts, **facts},
+        facts={**hybrid.facts, **facts, "kv_family": "qsa"},
     )
 
 

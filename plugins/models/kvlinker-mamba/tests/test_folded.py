@@ -1,27 +1,27 @@
-"""Index keys of compressed sparse attention are laid out page by page, or refused."""
+"""Index keys of compressed sparse attention are laid out page by page beside states, or refused."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from qsa_examples import INDEX, Cache
+from hybrid_examples import Hybrid
 
-import kvlinker_qsa
+import kvlinker_mamba
 from kvlinker.description import Fact, KVCacheDescription
 from kvlinker.errors import ContractError, KVLinkerError
 from kvlinker.testing.strategies import MadeUpMemory
 
 
-def described(cache: Cache | None = None) -> KVCacheDescription:
-    return (cache or Cache()).describe(MadeUpMemory().span)
+def described(*, drafts: int = 0, **facts: Fact) -> KVCacheDescription:
+    return Hybrid(pages="qsa", drafts=drafts, facts=facts).describe(MadeUpMemory().span)
 
 
 def test_index_keys_of_a_page_are_loaded_with_their_layer_at_the_slots_of_kv() -> None:
     cache = described()
-    entry = kvlinker_qsa.build_direct_linker_pool_group(cache).entry_map["indexer"]
+    entry = kvlinker_mamba.build_direct_linker_pool_group(cache).entry_map["indexer"]
 
-    ranges = entry.layer_plan(entry.prepare_locations(range(2 * 16, 3 * 16)), 3)
+    ranges = entry.layer_plan(entry.prepare_locations(range(2 * 16, 3 * 16)), 4)
 
     assert entry.indices_from_pool == "kv"
     assert ranges is not None
@@ -29,16 +29,10 @@ def test_index_keys_of_a_page_are_loaded_with_their_layer_at_the_slots_of_kv() -
     assert ranges.expand().size.tolist() == [64]
 
 
-def test_another_family_is_left_to_others() -> None:
-    assert kvlinker_qsa.match_kv_cache(replace(described(), family="mamba")) is None
-
-
 def test_g5_how_many_tokens_share_a_key_is_in_the_fingerprint() -> None:
-    wide = {**INDEX, "index_ratio": 8, "index_values": 16}
-
-    one, other = (
-        kvlinker_qsa.build_direct_linker_pool_group(described(Cache(facts=facts)))
-        for facts in (INDEX, wide)
+    one, other = map(
+        kvlinker_mamba.build_direct_linker_pool_group,
+        (described(), described(index_ratio=8, index_values=16)),
     )
 
     assert one.entry_map["indexer"].page_bytes == other.entry_map["indexer"].page_bytes
@@ -50,22 +44,21 @@ def test_g5_how_many_tokens_share_a_key_is_in_the_fingerprint() -> None:
     [
         ({"index_ratio": 3}, "index_ratio 3 do not fit a page of 16 slots; a page must have whole"),
         ({"index_ratio": 0}, "index_ratio 0 do not fit"),
-        ({"index_values": 4}, "rows of 64 B"),
+        ({"index_values": 4}, "64 B"),
         ({"index_format": "fp4"}, "fp4"),
-        ({"kv_family": "mla"}, "kv_family"),
         ({"index_scale": "fp32"}, "index_scale"),
     ],
-    ids=["ratio", "no_ratio", "values", "format", "pages", "unknown_fact"],
+    ids=["ratio", "no_ratio", "values", "format", "unknown_fact"],
 )
 def test_index_keys_of_another_form_are_refused(facts: dict[str, Fact], reason: str) -> None:
     with pytest.raises(KVLinkerError, match=reason):
-        kvlinker_qsa.match_kv_cache(described(Cache(facts={**INDEX, **facts})))
+        kvlinker_mamba.match_kv_cache(described(**facts))
 
 
-@pytest.mark.parametrize("role", ["index_k", "draft_index_k", "k", "ssm_state"])
-def test_b60_a_cache_without_one_of_its_roles_is_refused(role: str) -> None:
-    cache = described(Cache(drafts=1))
+@pytest.mark.parametrize("role", ["index_k", "draft_index_k"])
+def test_b60_a_cache_without_its_index_keys_is_refused(role: str) -> None:
+    cache = described(drafts=1)
     rest = {name: spans for name, spans in cache.buffers.items() if name != role}
 
     with pytest.raises(ContractError, match=role):
-        kvlinker_qsa.match_kv_cache(replace(cache, buffers=rest))
+        kvlinker_mamba.match_kv_cache(replace(cache, buffers=rest))
