@@ -250,9 +250,11 @@ def test_layers_of_another_stage_are_no_shared_index() -> None:
         describe(sparse_pool(start_layer=3), 64, facts={"shared_index_layers": (4, 7)})
 
 
-def test_index_keys_of_several_tokens_that_are_not_weighed_are_refused() -> None:
-    with pytest.raises(
-        UnsupportedKVCacheError, match=r"DSATokenToKVPool, folds 2 tokens .* without weighing them"
+@pytest.mark.refuses(engine="sglang")
+def test_index_keys_of_several_tokens_that_are_not_weighed_are_refused(refused: Refused) -> None:
+    with refused(
+        "DSATokenToKVPool, index_kpool without index_kpool_compress",
+        match=r"DSATokenToKVPool, folds 2 tokens .* without weighing them",
     ):
         describe(sparse_pool(index_kpool=2), 128)
 
