@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from kvlinker.errors import ContractError, KVLinkerError
 from kvlinker.testing.strategies import MadeUpMemory
 
 
-def described(*, drafts: int = 0, **facts: Fact) -> KVCacheDescription:
+def described(facts: Mapping[str, Fact] = {}, *, drafts: int = 0) -> KVCacheDescription:
     return Hybrid(pages="qsa", drafts=drafts, facts=facts).describe(MadeUpMemory().span)
 
 
@@ -32,7 +33,7 @@ def test_index_keys_of_a_page_are_loaded_with_their_layer_at_the_slots_of_kv() -
 def test_g5_how_many_tokens_share_a_key_is_in_the_fingerprint() -> None:
     one, other = map(
         kvlinker_mamba.build_direct_linker_pool_group,
-        (described(), described(index_ratio=8, index_values=16)),
+        (described(), described({"index_ratio": 8, "index_values": 16})),
     )
 
     assert one.entry_map["indexer"].page_bytes == other.entry_map["indexer"].page_bytes
@@ -52,7 +53,7 @@ def test_g5_how_many_tokens_share_a_key_is_in_the_fingerprint() -> None:
 )
 def test_index_keys_of_another_form_are_refused(facts: dict[str, Fact], reason: str) -> None:
     with pytest.raises(KVLinkerError, match=reason):
-        kvlinker_mamba.match_kv_cache(described(**facts))
+        kvlinker_mamba.match_kv_cache(described(facts))
 
 
 @pytest.mark.parametrize("role", ["index_k", "draft_index_k"])
