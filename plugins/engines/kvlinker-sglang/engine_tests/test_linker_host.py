@@ -223,6 +223,14 @@ def test_c10_memory_that_is_given_away_under_its_addresses_is_refused(attach: At
         attach()
 
 
+def test_l1_a_pipeline_of_stages_that_decide_alone_is_refused(attach: Attach) -> None:
+    tree, _ = attach()
+    tree.params.pp_size = 2
+
+    with pytest.raises(UnsupportedOperationError, match="--pp-size 2 with a linker"):
+        tree.attach(LinkerOptions(extra_config={"store": {"plugin": "faulty"}}))
+
+
 def test_windows_that_are_chunks_are_refused(
     attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,12 @@ from kvlinker_sglang.engine.host import (
     model_facts,
 )
 from kvlinker_sglang.engine.launch import launch_name
-from kvlinker_sglang.engine.parameters import WorkerParameters, describe_request, place_of
+from kvlinker_sglang.engine.parameters import (
+    WorkerParameters,
+    check_stages,
+    describe_request,
+    place_of,
+)
 from kvlinker_sglang.engine.weight_updates import watch_weight_updates
 from kvlinker_sglang.identity import make_namespace
 from kvlinker_sglang.options import parse_config
@@ -77,6 +82,7 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
             refuse_differences(host.version, [f"a linker is given {name}" for name in unknown])
         check_page_keys(host)
         check_arguments()
+        check_stages(params)
         launch = launch_name(params.tp_cache_group)
         namespace = make_namespace(config.namespace, model_facts(), launch=launch)
         self._worker = Worker(
