@@ -51,8 +51,9 @@ HICACHE_FLAGS = (
 WHY_MISSED = (
     "The peers read a page of 786 kB with a system call or two and check nothing. Ours copies from the mapped file, "
     "range by range, which takes about 1.4 times as long as one plain copy of the bytes, and reads them once more for "
-    "checksums, a third of its time. All of it is work of memory, done by one thread; raw files leave no room for a "
-    "factor of 3, since a plain copy alone is hardly faster than that."
+    "checksums, a third of its time. All of it is work of memory, done by one thread, and a second one does not help, "
+    "since the checksum's library keeps the interpreter's lock; raw files leave no room for a factor of 3, since a "
+    "plain copy alone is hardly faster than that."
 )
 
 
