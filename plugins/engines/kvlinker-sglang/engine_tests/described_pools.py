@@ -9,6 +9,7 @@ import torch
 from described_hybrids import HYBRIDS
 from described_indexed import INDEXED
 from real_pools import heads_pool, latent_pool, sparse_pool, v4_pool, windows_pool
+from real_pools_scaled import fp4_heads_pool, mxfp8_heads_pool
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
 from kvlinker.description import Fact
@@ -95,6 +96,24 @@ _MHA = (
         heads_pool,
         excused=_HEADS,
         drafts=_packed(*[partial(heads_pool, layers=1)] * 2),
+    ),
+)
+_SCALED = (
+    _example("mha-fp4", fp4_heads_pool, excused={}),
+    _example(
+        "mha-fp4_draft",
+        fp4_heads_pool,
+        excused={},
+        drafts=_packed(partial(fp4_heads_pool, layers=1)),
+    ),
+    _example("mha-mxfp8", mxfp8_heads_pool, page_size=128, excused=_HEADS),
+    _example("mha-mxfp8_flat", partial(mxfp8_heads_pool, page_size=16), excused=_HEADS),
+    _example(
+        "mha-mxfp8_draft",
+        mxfp8_heads_pool,
+        page_size=128,
+        excused=_HEADS,
+        drafts=_packed(partial(mxfp8_heads_pool, layers=1)),
     ),
 )
 _SWA = (
@@ -200,4 +219,4 @@ _V4 = (
         drafts=_packed(partial(v4_pool, (0,), draft=True, speculative="DSPARK")),
     ),
 )
-DESCRIBED = (*_MHA, *_SWA, *_MLA, *_DSA, *_V4, *HYBRIDS, *INDEXED)
+DESCRIBED = (*_MHA, *_SCALED, *_SWA, *_MLA, *_DSA, *_V4, *HYBRIDS, *INDEXED)

@@ -12,6 +12,8 @@ from sglang.srt.mem_cache.memory_pool import (
     HybridLinearKVPool,
     HybridReqToTokenPool,
     MHATokenToKVPool,
+    MHATokenToKVPoolFP4,
+    MHATokenToKVPoolMXFP8,
     MLATokenToKVPool,
 )
 from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
@@ -68,8 +70,7 @@ def rows_of(
             keys = kv[:: pool.qsa_compress_ratio] // pool.qsa_compress_ratio
             yield from (Rows(buffer, keys) for buffer in pool.qsa_compressed_k_buffer_pool)
     elif isinstance(pool, MHATokenToKVPool):
-        numbers = _pages(kv, pool.page_size) if pool.use_hnd else kv
-        yield from (Rows(buffer, numbers) for buffer in (*pool.k_buffer, *pool.v_buffer))
+        yield from _head_rows(pool, kv)
     elif isinstance(pool, DSATokenToKVPool):
         yield from (Rows(buffer, kv) for buffer in pool.kv_buffer)
         for layer, buffer in enumerate(pool.index_k_with_scale_buffer):
@@ -81,6 +82,17 @@ def rows_of(
         yield from _v4_rows(pool, kv, swa)
     else:
         raise TypeError(type(pool))
+
+
+def _head_rows(pool: MHATokenToKVPool, kv: torch.Tensor) -> Iterator[Rows]:
+    numbers = _pages(kv, pool.page_size) if pool.use_hnd else kv
+    yield from (Rows(buffer, numbers) for buffer in (*pool.k_buffer, *pool.v_buffer))
+    if isinstance(pool, MHATokenToKVPoolFP4 | MHATokenToKVPoolMXFP8):
+        # Interleaved scales are found by page, the others by slot.
+        paged = isinstance(pool, MHATokenToKVPoolMXFP8) and pool.mxfp8_sf_interleaved
+        numbers = _pages(kv, pool.page_size) if paged else kv
+        scales = (*pool.k_scale_buffer, *pool.v_scale_buffer)
+        yield from (Rows(buffer, numbers) for buffer in scales)
 
 
 def state_rows(requests: object, slots: torch.Tensor) -> Iterator[Rows]:

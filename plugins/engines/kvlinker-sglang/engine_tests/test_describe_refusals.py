@@ -38,6 +38,8 @@ Refused = Callable[..., AbstractContextManager[None]]
 PACKED, BESIDE = "mtp_draft_device_pools", "sidecar_draft_device_pools"
 DESCRIBED_CLASSES = {
     "MHATokenToKVPool",
+    "MHATokenToKVPoolFP4",
+    "MHATokenToKVPoolMXFP8",
     "SWAKVPool",
     "MLATokenToKVPool",
     "DSATokenToKVPool",

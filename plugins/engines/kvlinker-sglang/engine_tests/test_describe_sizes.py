@@ -114,6 +114,8 @@ def test_a_page_of_deepseek_v4_has_the_bytes_of_its_model(
     ("name", "page_bytes"),
     [
         ("mha-fp8", {"kv": 16 * 3 * 2 * 2 * 64}),
+        ("mha-fp4", {"kv": 16 * 3 * 2 * 2 * 32, "kv_scale": 16 * 3 * 2 * 2 * 4}),
+        ("mha-mxfp8", {"kv": 128 * 3 * 2 * 2 * 64, "kv_scale": 128 * 3 * 2 * 2 * 2}),
         ("mha-unequal", {"kv": 16 * 3 * 2 * (64 + 32) * 2}),
         ("mha-draft_beside", {"kv": 16 * 2 * (3 * 2 + 1 * 4) * 64 * 2}),
         ("swa", {"kv": 16 * 2 * 2 * 2 * 64 * 2, "swa": 16 * 2 * 2 * 2 * 64 * 2}),

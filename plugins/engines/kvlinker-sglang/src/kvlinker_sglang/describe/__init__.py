@@ -37,6 +37,8 @@ from kvlinker_sglang.describe.qsa import POOL as QSA_POOL
 from kvlinker_sglang.describe.qsa import describe as describe_qsa
 from kvlinker_sglang.describe.refusals import refusal_of
 from kvlinker_sglang.describe.requests import check_request
+from kvlinker_sglang.describe.scaled import FP4_POOL, MXFP8_POOL
+from kvlinker_sglang.describe.scaled import describe as describe_scaled
 from kvlinker_sglang.describe.sparse import POOL as SPARSE_POOL
 from kvlinker_sglang.describe.sparse import describe as describe_sparse
 from kvlinker_sglang.describe.states import require_no_states
@@ -55,6 +57,8 @@ _DESCRIBERS: Mapping[str, _Describe] = MappingProxyType(
         V4_POOL: describe_v4,
         HYBRID_POOL: describe_hybrid,
         QSA_POOL: describe_qsa,
+        FP4_POOL: describe_scaled,
+        MXFP8_POOL: describe_scaled,
     }
 )
 """By the exact class."""

@@ -23,13 +23,6 @@ _BY_CLASS: Mapping[str, str] = MappingProxyType(
         f"{_POOLS}.NoOpMHATokenToKVPool": (
             "it keeps no KV at all; run SGLang without --prefill-only-disable-kv-cache, or without a linker"
         ),
-        f"{_POOLS}.MHATokenToKVPoolFP4": (
-            "its fp4 values and block scales lie in buffers of different rows; "
-            "run SGLang with --kv-cache-dtype fp8_e4m3"
-        ),
-        f"{_POOLS}.MHATokenToKVPoolMXFP8": (
-            "its block scales are interleaved over the slots of a page; run SGLang with --kv-cache-dtype fp8_e4m3"
-        ),
         f"{_POOLS}.MLATokenToKVPoolFP4": (
             "its fp4 values and block scales are two parts of one latent; run SGLang with --kv-cache-dtype fp8_e4m3"
         ),

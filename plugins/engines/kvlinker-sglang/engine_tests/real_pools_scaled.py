@@ -1,0 +1,41 @@
+"""The real SGLang's pools of K and V in scaled blocks: small, and on the CPU."""
+
+from __future__ import annotations
+
+import torch
+from real_pools import publish_configuration
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPoolFP4, MHATokenToKVPoolMXFP8
+
+__all__ = ["fp4_heads_pool", "mxfp8_heads_pool"]
+
+
+def fp4_heads_pool(*, layers: int = 3, page_size: int = 16) -> object:
+    """Return an `MHATokenToKVPoolFP4` of 16 pages."""
+    return _pool(MHATokenToKVPoolFP4, torch.float4_e2m1fn_x2, layers, page_size)
+
+
+def mxfp8_heads_pool(*, layers: int = 3, page_size: int = 128) -> object:
+    """Return an `MHATokenToKVPoolMXFP8` of 16 pages; in those of 128 slots scales are interleaved."""
+    return _pool(MHATokenToKVPoolMXFP8, torch.float8_e4m3fn, layers, page_size)
+
+
+def _pool(
+    kind: type[MHATokenToKVPoolFP4 | MHATokenToKVPoolMXFP8],
+    dtype: torch.dtype,
+    layers: int,
+    page_size: int,
+) -> object:
+    publish_configuration()
+
+    return kind(
+        size=16 * page_size,
+        page_size=page_size,
+        dtype=dtype,
+        head_num=2,
+        head_dim=64,
+        layer_num=layers,
+        device="cpu",
+        enable_memory_saver=False,
+        start_layer=0,
+        end_layer=layers,
+    )

@@ -1,0 +1,110 @@
+"""K and V in blocks with scales of their own: `MHATokenToKVPoolFP4` and `MHATokenToKVPoolMXFP8`.
+
+A row of scales is a page: SGLang's MXFP8 interleaves the scales of a page's slots, and the others are viewed so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from kvlinker.description import DescribeRequest, KVCacheDescription, LogicalPool
+from kvlinker.errors import UnsupportedKVCacheError
+from kvlinker.spans import BufferSpan
+from kvlinker_sglang.describe.buffers import HeldTensors, attention_layers, spans_of
+from kvlinker_sglang.describe.classes import changed, class_name
+from kvlinker_sglang.describe.engine import sharded_over_all_ranks
+from kvlinker_sglang.describe.refusals import require_class
+from kvlinker_sglang.describe.requests import draft_pools, require_page_size
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FP4_POOL", "MXFP8_POOL", "describe"]
+
+FP4_POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPoolFP4"
+MXFP8_POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPoolMXFP8"
+_FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        # Two values a byte, a scale for each 16 of them.
+        FP4_POOL: ("fp4_e2m1_block16", "torch.uint8"),
+        # A scale for each 32 values; pages of 128 slots interleave them, and others do not.
+        MXFP8_POOL: ("mxfp8_e4m3fn_block32", "torch.float8_e4m3fn"),
+    }
+)
+"""Class to the name of its values, and the type that they are kept as."""
+
+
+@runtime_checkable
+class _ScaledPool(Protocol):
+    page_size: int
+    layer_num: int
+    start_layer: int
+    store_dtype: torch.dtype
+    k_buffer: list[torch.Tensor]
+    v_buffer: list[torch.Tensor]
+    k_scale_buffer: list[torch.Tensor]
+    v_scale_buffer: list[torch.Tensor]
+    kv_cache_layout: str
+    post_capture_active: bool
+
+
+def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
+    """Return the description of a worker's pool and its drafts; see `describe_pool`."""
+    kind = class_name(pool)
+    target = _scaled_pool(pool, kind, "the pool", request)
+    drafts = [
+        _scaled_pool(draft, kind, f"draft pool {i}", request)
+        for i, draft in enumerate(draft_pools(request))
+    ]
+    return KVCacheDescription(
+        family="mha",
+        page_size=request.page_size,
+        buffers={**_roles("", [target]), **(_roles("draft_", drafts) if drafts else {})},
+        layers=attention_layers(target.start_layer, target.layer_num),
+        logical_pools=(LogicalPool(name="kv", page_size=target.page_size),),
+        facts={"kv_layout": "token_major", "kv_format": _FORMATS[kind][0], "kv_scaled": 1},
+        replication=sharded_over_all_ranks(),
+    )
+
+
+def _scaled_pool(pool: object, kind: str, where: str, request: DescribeRequest) -> _ScaledPool:
+    require_class(pool, kind, where)
+    if not isinstance(pool, _ScaledPool):
+        raise changed(pool, _ScaledPool)
+    require_page_size(pool, pool.page_size, request)
+    stored = f"{pool.store_dtype}"
+    if pool.kv_cache_layout != "nhd" or stored != _FORMATS[kind][1] or pool.post_capture_active:
+        msg = (
+            f"{where}, a {class_name(pool)}, keeps {stored} values laid out as {pool.kv_cache_layout!r} "
+            f"(post-capture sizing {pool.post_capture_active}), and described are {_FORMATS[kind][1]} as 'nhd'; "
+            f"run SGLang without SGLANG_USE_HND_KVCACHE and SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"
+        )
+        raise UnsupportedKVCacheError(msg)
+    return pool
+
+
+def _roles(prefix: str, pools: Sequence[_ScaledPool]) -> dict[str, tuple[BufferSpan, ...]]:
+    return {
+        f"{prefix}k": spans_of(f"{prefix}k", *[_values(pool, keys=True) for pool in pools]),
+        f"{prefix}v": spans_of(f"{prefix}v", *[_values(pool, keys=False) for pool in pools]),
+        f"{prefix}k_scale": spans_of(
+            f"{prefix}k_scale", *[_scales(pool, keys=True) for pool in pools]
+        ),
+        f"{prefix}v_scale": spans_of(
+            f"{prefix}v_scale", *[_scales(pool, keys=False) for pool in pools]
+        ),
+    }
+
+
+def _values(pool: _ScaledPool, *, keys: bool) -> HeldTensors:
+    return lambda: pool.k_buffer if keys else pool.v_buffer
+
+
+def _scales(pool: _ScaledPool, *, keys: bool) -> HeldTensors:
+    """Return what reads scales, a row for each page."""
+    return lambda: [
+        scales.view(pool.k_buffer[0].shape[0] // pool.page_size, -1)
+        for scales in (pool.k_scale_buffer if keys else pool.v_scale_buffer)
+    ]
