@@ -84,7 +84,8 @@ def rows_of(
         raise TypeError(type(pool))
 
 
-def _head_rows(pool: MHATokenToKVPool, kv: torch.Tensor) -> Iterator[Rows]:
+def _head_rows(pool: object, kv: torch.Tensor) -> Iterator[Rows]:
+    assert isinstance(pool, MHATokenToKVPool)
     numbers = _pages(kv, pool.page_size) if pool.use_hnd else kv
     yield from (Rows(buffer, numbers) for buffer in (*pool.k_buffer, *pool.v_buffer))
     if isinstance(pool, MHATokenToKVPoolFP4 | MHATokenToKVPoolMXFP8):

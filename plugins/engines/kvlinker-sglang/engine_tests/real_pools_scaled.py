@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from real_pools import publish_configuration
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPoolFP4, MHATokenToKVPoolMXFP8
@@ -20,7 +22,7 @@ def mxfp8_heads_pool(*, layers: int = 3, page_size: int = 128) -> object:
 
 
 def _pool(
-    kind: type[MHATokenToKVPoolFP4 | MHATokenToKVPoolMXFP8],
+    kind: Callable[..., object],
     dtype: torch.dtype,
     layers: int,
     page_size: int,
