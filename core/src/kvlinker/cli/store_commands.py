@@ -39,7 +39,8 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing el
 def make_store_app() -> typer.Typer:
     """Return the commands of `kvlinker store`."""
     app = typer.Typer(
-        help="Look after a store in a folder that no process has open.", no_args_is_help=True
+        help="Look after a store in a folder, also while engines have it open where the store allows it.",
+        no_args_is_help=True,
     )
     app.command("inspect")(inspect_store)
     app.command("verify")(verify_store)

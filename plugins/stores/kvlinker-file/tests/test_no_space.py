@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from kvlinker_file import FileStore, FileStoreOptions
 
 SCRIPT = Path(__file__).parent / "full_disk.py"
 
@@ -23,6 +26,20 @@ def run_on_small_disk(folder: Path, what: str, *, mib: int) -> str:
 
 def test_enospc_a_store_larger_than_the_disk_lives_with_what_there_is(tmp_path: Path) -> None:
     assert run_on_small_disk(tmp_path, "grow", mib=6) == "80 True True True"
+
+
+def test_a_capacity_that_the_file_system_can_never_hold_is_logged_when_the_store_is_opened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = shutil.disk_usage(tmp_path).total
+
+    for capacity in (size + (1 << 30), 64 << 20):
+        FileStore(FileStoreOptions(path=tmp_path / f"{capacity}", capacity=capacity)).close()
+
+    (record,) = caplog.records
+    assert f"the capacity is {size + (1 << 30)} B and its whole file system has {size} B" in (
+        record.getMessage()
+    )
 
 
 def test_enospc_objects_stay_readable_on_a_full_disk_and_writing_goes_on_when_there_is_space(

@@ -77,6 +77,7 @@ def open_state(
                     state = _open_alone(options, directory, clock)
             try:
                 state.take_part()
+                _warn_of_small_disk(options)
             except BaseException:
                 state.abandon()
                 raise
@@ -84,6 +85,20 @@ def open_state(
     except BaseException:
         directory.close()
         raise
+
+
+def _warn_of_small_disk(options: FileStoreOptions) -> None:
+    """Say that the capacity can never be reached: whoever chose it expects more than there will be."""
+    found = os.statvfs(options.path)
+    size = found.f_blocks * found.f_frsize
+    if 0 < size < options.capacity:
+        _log.warning(
+            "%s: the capacity is %d B and its whole file system has %d B: objects are evicted or refused when that "
+            "is full, and tables and segments are cut for the capacity; set a capacity that fits",
+            options.path,
+            options.capacity,
+            size,
+        )
 
 
 def _config(options: FileStoreOptions) -> TableConfig:
