@@ -36,7 +36,6 @@ def test_other_engines_caches_are_declined_whatever_they_are() -> None:
     ("name", "module", "remedy"),
     [
         ("MiniMaxSparseKVPool", POOLS, "without a linker for this model"),
-        ("MHATokenToKVPoolMXFP8", POOLS, "--kv-cache-dtype fp8_e4m3"),
         (
             "UnifiedMHATokenToKVPool",
             "sglang.srt.mem_cache.unified_memory_pool",
