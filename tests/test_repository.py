@@ -172,7 +172,7 @@ def test_the_repository_speaks_of_the_project_alone() -> None:
 def test_words_of_a_machine_are_found(tmp_path: Path) -> None:
     path = tmp_path / "document.md"
     machine, registry = "/" + "work/main/core", "https://" + "pypi" + ".org/simple"
-    path.write_text(f"`core/work/x`\nsee {machine}\nfrom {registry}\nhttps://host/tmp/x\n")
+    path.write_text(f"`core{machine}`\nsee {machine}\nfrom {registry}\nhttps://host/tmp/x\n")
 
     assert [finding.split(":")[1] for finding in foreign_words(path)] == ["2", "3"]
 

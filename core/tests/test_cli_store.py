@@ -37,6 +37,12 @@ def test_inspect_shows_objects_disk_and_namespaces(folder: Path) -> None:
     assert lines[-1].startswith(f"{SPACE} 3 6.0 KiB 19")
 
 
+def test_the_home_of_a_user_is_known_where_no_shell_puts_it_in(folder: Path) -> None:
+    outcome = run("store", "inspect", "~/store", env={**ONLY, "HOME": str(folder.parent)})
+
+    assert (outcome.code, outcome.out.splitlines()[0]) == (0, str(folder))
+
+
 def test_inspect_of_an_empty_store_without_a_capacity_is_two_lines(folder: Path) -> None:
     write_state(folder, namespaces={}, capacity=None)
 

@@ -173,7 +173,7 @@ class _StoreExamination:
         self.findings.append(_test_finding(self.topic, store, self._seconds))
         path = self._options.get("path")
         if isinstance(path, str):
-            self.findings.append(disk_finding(Path(path), stats))
+            self.findings.append(disk_finding(Path(path).expanduser(), stats))
 
     def _problem(self, text: str) -> None:
         self.findings.append(Finding(topic=self.topic, level=Level.PROBLEM, text=text))

@@ -154,6 +154,7 @@ def prune_store(
 
 
 def _tools(path: Path, name: str | None) -> StoreTools:
+    path = path.expanduser()
     if not path.is_dir():
         msg = f"{path} is no folder; name the folder of a store"
         raise ContractError(msg)

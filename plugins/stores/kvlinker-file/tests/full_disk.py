@@ -1,6 +1,6 @@
 """Fills the disk under a store and reports what happened; run by test_no_space.py where the disk is small.
 
-Arguments: folder on a disk of some MiB, and `grow`, `fill` or `open`. Prints one line with what was seen.
+Arguments: folder on a disk of some MiB, and `grow`, `far`, `fill` or `open`. Prints one line with what was seen.
 """
 
 from __future__ import annotations
@@ -90,6 +90,21 @@ def fill(folder: Path) -> None:
     store.close()
 
 
+def grow_far_below_the_capacity(folder: Path) -> None:
+    """Store more than the disk holds where a usual segment is larger than all of it."""
+    shelf = Shelf(row_bytes=64 << 10, pages=1)
+    store = FileStore(FileStoreOptions(path=folder, capacity=1 << 40))
+    keys = [make_key(i) for i in range(200)]
+    seen = {shelf.put(store, [key]) for key in keys}
+    recent = [key for key in keys[-20:] if shelf.get(store, [key]) == (ReadStatus.OK,)]
+    index = sum(
+        (folder / name).stat().st_blocks * 512 for name in ("index.shared", "index.buckets")
+    )
+    counters = store.stats().counters
+    say(seen == {(WriteStatus.WRITTEN,)}, len(recent), index < MIB, counters["evicted"] > 0)
+    store.close()
+
+
 def open_on_full(folder: Path) -> None:
     """Open a store where there is no space at all."""
     fill_disk(folder)
@@ -105,7 +120,8 @@ def main() -> None:
     if what == "limit":
         resource.setrlimit(resource.RLIMIT_FSIZE, (MIB // 2, MIB // 2))
         what = "grow"
-    {"grow": grow, "fill": fill, "open": open_on_full}[what](folder)
+    acts = {"grow": grow, "far": grow_far_below_the_capacity, "fill": fill, "open": open_on_full}
+    acts[what](folder)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,12 @@ def test_enospc_a_store_larger_than_the_disk_lives_with_what_there_is(tmp_path: 
     assert run_on_small_disk(tmp_path, "grow", mib=6) == "80 True True True"
 
 
+def test_enospc_a_capacity_of_which_one_segment_is_larger_than_the_disk_is_grown_into_by_steps(
+    tmp_path: Path,
+) -> None:
+    assert run_on_small_disk(tmp_path, "far", mib=24) == "True 20 True True"
+
+
 def test_a_capacity_that_the_file_system_can_never_hold_is_logged_when_the_store_is_opened(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import stat
+import sys
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -218,6 +219,11 @@ class StoreDirectory:
             with suppress(FileNotFoundError):
                 total += os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_blocks * 512
         return total
+
+    def free_bytes(self) -> int:
+        """Return the bytes that the file system has for this user; more than any capacity where it does not say."""
+        found = os.fstatvfs(self._fd)
+        return found.f_bavail * found.f_frsize if found.f_blocks else sys.maxsize
 
     def remove_index(self) -> None:
         """Delete the database of the index."""

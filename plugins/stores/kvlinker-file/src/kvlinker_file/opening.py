@@ -93,8 +93,8 @@ def _warn_of_small_disk(options: FileStoreOptions) -> None:
     size = found.f_blocks * found.f_frsize
     if 0 < size < options.capacity:
         _log.warning(
-            "%s: the capacity is %d B and its whole file system has %d B: objects are evicted or refused when that "
-            "is full, and tables and segments are cut for the capacity; set a capacity that fits",
+            "%s: the capacity is %d B and its whole file system has %d B: objects are evicted when that is "
+            "full, and nothing else has room on it then; set a capacity that fits",
             options.path,
             options.capacity,
             size,

@@ -103,8 +103,11 @@ class _Search:
             try:
                 with state.changing():
                     state.space.note_index_bytes(index_bytes)
-                    record = state.space.plan_growth(self._kind)
+                    free = state.directory.free_bytes()
+                    record = state.space.plan_growth(self._kind, disk_bytes=free)
                     if record is None:
+                        if free < state.space.available:
+                            self._note_full_disk()
                         return False
                     if state.tables.reserve(record.end_row):
                         state.index.fill_buckets()
@@ -120,13 +123,17 @@ class _Search:
     def _note_failed_growth(self, error: OSError) -> None:
         """Go on within the files that there are, where that is all that failed; raise the error otherwise."""
         if error.errno in NO_SPACE:
-            self._state.count("disk_full")
+            self._note_full_disk()
         elif error.errno in NO_NEW_FILES:
             _log.warning("%s: no new file, evicting instead: %s", self._state.options.path, error)
             self._state.count("disk_errors")
             self._may_make_files = False
         else:
             raise error
+        self._may_grow = False
+
+    def _note_full_disk(self) -> None:
+        self._state.count("disk_full")
         self._may_grow = False
 
     # ---- evicting -----------------------------------------------------------------------------

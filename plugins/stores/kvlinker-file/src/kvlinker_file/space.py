@@ -20,6 +20,8 @@ __all__ = ["SlabSpace", "Taken"]
 
 _PAGE = 4096
 _MAX_RANGES = 1 << 16
+_STEPS = 64
+"""Segments that a disk is taken in which is smaller than one of the usual size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -299,13 +301,23 @@ class SlabSpace:
         catalog = max(BASE_BYTES + slots * SLOT_BYTES, self._catalog_bytes)
         return self.capacity - self.file_bytes - catalog - self._table_bytes(0)
 
-    def plan_growth(self, kind: SlotKind) -> SegmentRecord | None:
-        """Return the segment that could be made for a kind now; None where the capacity is used up."""
+    def plan_growth(self, kind: SlotKind, *, disk_bytes: int) -> SegmentRecord | None:
+        """Return the segment that could be made for a kind now; None where the capacity or the disk is used up.
+
+        Args:
+            kind: of the slots.
+            disk_bytes: free on the disk, for the segment and for what its rows add to the tables.
+        """
         if len(self._segments) >= self._tables.config.segment_limit:
             return None
-        left = self.available
+        left = min(self.available, disk_bytes)
+        size = self._segment_size
+        if (
+            size > disk_bytes
+        ):  # the capacity is far above the disk: grow in steps that leave others room
+            size = disk_bytes // _STEPS
         slots = min(
-            max(1, kind.slots_in(self._segment_size)),
+            max(1, kind.slots_in(size)),
             (left - _PAGE) // (kind.slot_bytes + SLOT_BYTES + ROW_BYTES),
         )
         while slots > 0:
