@@ -1,6 +1,7 @@
 """Fills the disk under a store and reports what happened; run by test_no_space.py where the disk is small.
 
-Arguments: folder on a disk of some MiB, and `grow`, `far`, `fill` or `open`. Prints one line with what was seen.
+Arguments: folder on a disk of some MiB, and `grow`, `far`, `much`, `fill` or `open`.
+Prints one line with what was seen.
 """
 
 from __future__ import annotations
@@ -105,6 +106,22 @@ def grow_far_below_the_capacity(folder: Path) -> None:
     store.close()
 
 
+def write_too_much(folder: Path) -> None:
+    """Write more in one call than the disk has room for; it stores nothing, and evicts nothing for it."""
+    shelf, store = Shelf(row_bytes=64 << 10, pages=1), open_store(folder)
+    keys = [make_key(i) for i in range(3)]
+    for key in keys:
+        shelf.put(store, [key])
+    many = Shelf(row_bytes=64 << 10, pages=64)
+    seen = set(many.put(store, [make_key(i) for i in range(100, 164)]))
+    say(
+        seen == {WriteStatus.FULL},
+        store.exists(keys) == (True,) * 3,
+        store.stats().counters["evicted"],
+    )
+    store.close()
+
+
 def open_on_full(folder: Path) -> None:
     """Open a store where there is no space at all."""
     fill_disk(folder)
@@ -120,7 +137,13 @@ def main() -> None:
     if what == "limit":
         resource.setrlimit(resource.RLIMIT_FSIZE, (MIB // 2, MIB // 2))
         what = "grow"
-    acts = {"grow": grow, "far": grow_far_below_the_capacity, "fill": fill, "open": open_on_full}
+    acts = {
+        "grow": grow,
+        "far": grow_far_below_the_capacity,
+        "fill": fill,
+        "much": write_too_much,
+        "open": open_on_full,
+    }
     acts[what](folder)
 
 

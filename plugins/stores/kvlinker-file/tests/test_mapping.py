@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from kvlinker.errors import StoreError
-from kvlinker_file.mapping import FileMapping
+from kvlinker_file import mapping as mapping_module
+from kvlinker_file.mapping import FileMapping, reserve
 from kvlinker_file.segments import Segment, SlotBlock, SlotKind
 
 PAGE = mmap.PAGESIZE
@@ -105,3 +106,22 @@ def test_pages_that_the_disk_cannot_give_are_an_error_and_no_signal(tmp_path: Pa
     mapping.close()
     with pytest.raises(OSError, match="msync"):
         mapping.sync()
+
+
+def test_reserving_goes_on_behind_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve_now, signals = mapping_module._fallocate, [errno.EINTR, errno.EINTR]  # noqa: SLF001  # the C library's
+
+    def interrupted(*arguments: int) -> int:
+        if signals:
+            ctypes.set_errno(signals.pop())
+            return -1
+        return int(reserve_now(*arguments))
+
+    monkeypatch.setattr(mapping_module, "_fallocate", interrupted)
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT, 0o600)
+
+    reserve(descriptor, 0, 5 * PAGE)
+
+    assert os.fstat(descriptor).st_blocks * 512 >= 5 * PAGE
+    assert signals == []
+    os.close(descriptor)

@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from file_shelf import Shelf, make_key
 
+from kvlinker.store import WriteStatus
 from kvlinker_file import FileStore, FileStoreOptions
+from kvlinker_file.directory import StoreDirectory
+from kvlinker_file.table_layout import TableConfig
 
 SCRIPT = Path(__file__).parent / "full_disk.py"
 
@@ -32,6 +36,27 @@ def test_enospc_a_capacity_of_which_one_segment_is_larger_than_the_disk_is_grown
     tmp_path: Path,
 ) -> None:
     assert run_on_small_disk(tmp_path, "far", mib=24) == "True 20 True True"
+
+
+def test_enospc_a_write_that_the_disk_cannot_hold_evicts_nothing(tmp_path: Path) -> None:
+    assert run_on_small_disk(tmp_path, "much", mib=6) == "True True 0"
+
+
+def test_a_store_with_all_its_segments_has_no_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TableConfig, "segment_limit", 2)
+    monkeypatch.setattr(StoreDirectory, "disk_bytes", lambda _: (8 << 20, 1 << 20))
+    shelf = Shelf(row_bytes=16 << 10, pages=1)
+    store = FileStore(FileStoreOptions(path=tmp_path / "store", capacity=8 << 20))
+
+    statuses = {shelf.put(store, [make_key(i)]) for i in range(20)}
+
+    counters = store.stats().counters
+    store.close()
+    assert statuses == {(WriteStatus.WRITTEN,)}
+    assert counters["evicted"] > 0
+    assert counters["disk_full"] == 0
 
 
 def test_a_capacity_that_the_file_system_can_never_hold_is_logged_when_the_store_is_opened(

@@ -17,10 +17,10 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from kvlinker.errors import StoreError, StoreFormatError
+from kvlinker.errors import StoreFormatError
 from kvlinker_file.mapping import punch, reserve
 from kvlinker_file.openers import Openers
-from kvlinker_file.os_errors import typed_os_errors
+from kvlinker_file.os_errors import changed_segment, typed_os_errors
 
 __all__ = [
     "BUCKETS_FILE",
@@ -220,10 +220,12 @@ class StoreDirectory:
                 total += os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_blocks * 512
         return total
 
-    def free_bytes(self) -> int:
-        """Return the bytes that the file system has for this user; more than any capacity where it does not say."""
+    def disk_bytes(self) -> tuple[int, int]:
+        """Return the size of the file system, and what is free for this user; without end where it says neither."""
         found = os.fstatvfs(self._fd)
-        return found.f_bavail * found.f_frsize if found.f_blocks else sys.maxsize
+        if not found.f_blocks:
+            return sys.maxsize, sys.maxsize
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def remove_index(self) -> None:
         """Delete the database of the index."""
@@ -283,8 +285,7 @@ class StoreDirectory:
     def check_segment(self, number: int, size: int) -> None:
         """Raise StoreError where a segment file is not what was made."""
         if not self.is_whole(number, size):
-            msg = f"segment {number} is not the file that was made; run `kvlinker store verify --drop` on the store"
-            raise StoreError(msg)
+            raise changed_segment(number)
 
     def segment_numbers(self) -> frozenset[int]:
         """Return the numbers of the segment files that exist; anything else in their folder is swept."""

@@ -166,10 +166,14 @@ def reserve(descriptor: int, offset: int, size: int) -> None:
     Raises:
         OSError: there is no space, or the file has holes and the file system cannot fill them.
     """
-    if not size or not _fallocate(descriptor, 0, offset, size):
-        return
-    error = _error("fallocate")
-    if error.errno not in _CANNOT or os.fstat(descriptor).st_blocks * 512 < offset + size:
+    while size and _fallocate(descriptor, 0, offset, size):
+        error = _error("fallocate")
+        if (
+            error.errno == errno.EINTR
+        ):  # go on once the signal's handler has run, as Python's own calls do
+            continue
+        if error.errno in _CANNOT and os.fstat(descriptor).st_blocks * 512 >= offset + size:
+            return
         raise error
 
 

@@ -71,13 +71,13 @@ def open_state(
         with typed_os_errors(f"file store {options.path}"):
             with directory.openers.committing():
                 directory.check_not_inherited()
+                _warn_of_small_disk(directory, options)
                 if others := directory.openers.take_seat():
                     state = _attach(options, directory, others, clock)
                 else:
                     state = _open_alone(options, directory, clock)
             try:
                 state.take_part()
-                _warn_of_small_disk(options)
             except BaseException:
                 state.abandon()
                 raise
@@ -87,11 +87,10 @@ def open_state(
         raise
 
 
-def _warn_of_small_disk(options: FileStoreOptions) -> None:
+def _warn_of_small_disk(directory: StoreDirectory, options: FileStoreOptions) -> None:
     """Say that the capacity can never be reached: whoever chose it expects more than there will be."""
-    found = os.statvfs(options.path)
-    size = found.f_blocks * found.f_frsize
-    if 0 < size < options.capacity:
+    size, _ = directory.disk_bytes()
+    if size < options.capacity:
         _log.warning(
             "%s: the capacity is %d B and its whole file system has %d B: objects are evicted when that is "
             "full, and nothing else has room on it then; set a capacity that fits",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from kvlinker.errors import StoreError, StoreFormatError, StoreFullError
 
-__all__ = ["NO_NEW_FILES", "NO_SPACE", "typed_os_errors"]
+__all__ = ["NO_NEW_FILES", "NO_SPACE", "changed_segment", "typed_os_errors"]
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NO_NEW_FILES = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE})
@@ -38,3 +38,10 @@ def typed_os_errors(what: str) -> Iterator[None]:
             raise StoreError(msg) from error
         msg = f"{what}: {reason}"
         raise StoreError(msg) from error
+
+
+def changed_segment(number: int) -> StoreError:
+    """Return what to raise where a segment file is gone, or is another one."""
+    return StoreError(
+        f"segment {number} is not the file that was made; run `kvlinker store verify --drop` on the store"
+    )

@@ -76,7 +76,8 @@ class _Search:
         """Whether everything that may go would be enough; evicting for nothing helps nobody."""
         space = self._state.space
         slots = self._state.ages.has_evictable(self._kind, self._missing)
-        slots += self._kind.slots_in(max(0, space.available))
+        _, free = self._state.directory.disk_bytes()
+        slots += self._kind.slots_in(max(0, min(space.available, free)))
         if slots >= self._missing:
             return True
         others = space.of_other_kinds(self._kind)
@@ -103,10 +104,10 @@ class _Search:
             try:
                 with state.changing():
                     state.space.note_index_bytes(index_bytes)
-                    free = state.directory.free_bytes()
+                    _, free = state.directory.disk_bytes()
                     record = state.space.plan_growth(self._kind, disk_bytes=free)
                     if record is None:
-                        if free < state.space.available:
+                        if state.space.may_have_more_segments and free < state.space.available:
                             self._note_full_disk()
                         return False
                     if state.tables.reserve(record.end_row):

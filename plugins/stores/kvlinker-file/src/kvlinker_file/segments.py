@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.device import HostObjects
-from kvlinker.errors import StoreError
 from kvlinker.frames import header_bytes
 from kvlinker.spans import BufferSpan
 from kvlinker_file.mapping import FileMapping
+from kvlinker_file.os_errors import changed_segment
 
 __all__ = ["Segment", "SlotBlock", "SlotKind", "checksum"]
 
@@ -185,11 +185,7 @@ class Segment:
             if self._mapping is None:
                 descriptor = self._open_file(self.number, self.file_bytes)
                 if descriptor is None:
-                    msg = (
-                        f"segment {self.number} is not the file that was made; run `kvlinker store verify --drop` "
-                        f"on the store"
-                    )
-                    raise StoreError(msg)
+                    raise changed_segment(self.number)
                 self._mapping = FileMapping(
                     descriptor, self.file_bytes, alignment=self.kind.map_alignment
                 )

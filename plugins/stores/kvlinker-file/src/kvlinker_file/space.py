@@ -301,6 +301,11 @@ class SlabSpace:
         catalog = max(BASE_BYTES + slots * SLOT_BYTES, self._catalog_bytes)
         return self.capacity - self.file_bytes - catalog - self._table_bytes(0)
 
+    @property
+    def may_have_more_segments(self) -> bool:
+        """Whether the tables have room for another segment."""
+        return len(self._segments) < self._tables.config.segment_limit
+
     def plan_growth(self, kind: SlotKind, *, disk_bytes: int) -> SegmentRecord | None:
         """Return the segment that could be made for a kind now; None where the capacity or the disk is used up.
 
@@ -308,7 +313,7 @@ class SlabSpace:
             kind: of the slots.
             disk_bytes: free on the disk, for the segment and for what its rows add to the tables.
         """
-        if len(self._segments) >= self._tables.config.segment_limit:
+        if not self.may_have_more_segments:
             return None
         left = min(self.available, disk_bytes)
         size = self._segment_size
