@@ -21,7 +21,7 @@ from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
-from sglang.srt.runtime_context import get_context
+from sglang.srt.runtime_context import get_context, get_parallel
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 
@@ -224,11 +224,13 @@ def test_c10_memory_that_is_given_away_under_its_addresses_is_refused(attach: At
 
 
 def test_l1_a_pipeline_of_stages_that_decide_alone_is_refused(attach: Attach) -> None:
-    tree, _ = attach()
-    tree.params.pp_size = 2
+    attach()
 
-    with pytest.raises(UnsupportedOperationError, match="--pp-size 2 with a linker"):
-        tree.attach(LinkerOptions(extra_config={"store": {"plugin": "faulty"}}))
+    with (
+        get_parallel().override(pp_size=2),
+        pytest.raises(UnsupportedOperationError, match="--pp-size 2 with a linker"),
+    ):
+        attach()
 
 
 def test_windows_that_are_chunks_are_refused(

@@ -62,7 +62,7 @@ class SecretReference(BaseModel):
 
 
 def looks_like_secret(name: str, value: str) -> bool:
-    """Whether a value must reach no log: by its name, or because it is an address with a password."""
+    """Return whether a value must reach no log: by its name, or because it is an address with a password."""
     return bool(_SECRET_NAME.search(name) or _URL_PASSWORD.search(value))
 
 

@@ -23,6 +23,7 @@ from sglang.srt.runtime_context import (
     get_exec,
     get_lora,
     get_model,
+    get_parallel,
     get_serving,
     get_spec,
     process_model_config,
@@ -82,12 +83,23 @@ def check_arguments() -> None:
     """Refuse arguments of the server that a linker cannot live with.
 
     Raises:
-        UnsupportedOperationError: memory is to be given away under addresses that stay.
+        UnsupportedOperationError: memory is to be given away under addresses that stay, or a pipeline has stages that
+            would act on answers of their own.
     """
     if get_exec().features.enable_memory_saver:
         msg = (
             "--enable-memory-saver gives the pools' memory away under addresses that stay, while pages may still be "
             "read from it; run SGLang without it, or without a linker"
+        )
+        raise UnsupportedOperationError(msg)
+    # SGLang makes the ranks of one stage agree on what a lookup found and on whether a load landed. It asks no other
+    # stage, which may have lost a page, or failed, alone.
+    stages = get_parallel().pp_size
+    if stages > 1:
+        msg = (
+            f"--pp-size {stages} with a linker: SGLang lets each stage of a pipeline decide by itself how much of a "
+            f"prompt is restored, and stages that differ compute wrong values; run it with --pp-size 1 and more of "
+            f"--tp-size, or without a linker"
         )
         raise UnsupportedOperationError(msg)
 

@@ -26,7 +26,6 @@ from kvlinker_sglang.engine.host import (
 from kvlinker_sglang.engine.launch import launch_name
 from kvlinker_sglang.engine.parameters import (
     WorkerParameters,
-    check_stages,
     describe_request,
     place_of,
 )
@@ -82,7 +81,6 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
             refuse_differences(host.version, [f"a linker is given {name}" for name in unknown])
         check_page_keys(host)
         check_arguments()
-        check_stages(params)
         launch = launch_name(params.tp_cache_group)
         namespace = make_namespace(config.namespace, model_facts(), launch=launch)
         self._worker = Worker(
@@ -171,7 +169,7 @@ class KVLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimported]  # 
         return self._linker.pop_completed_offload()
 
     def _declines(self, what: str) -> bool:
-        """Whether nobody can say whose pages are asked for; counted, and logged once until the next flush."""
+        """Return whether nobody can say whose pages are asked for; counted, and logged once until the next flush."""
         if not self.weights.is_mixed:
             return False
         self.metrics.count(f"{what}_of_mixed_weights")

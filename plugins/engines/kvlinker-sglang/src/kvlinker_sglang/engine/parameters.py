@@ -7,7 +7,6 @@ from typing import Protocol
 from sglang.srt.runtime_context import get_parallel
 
 from kvlinker.description import DescribeRequest, Fact
-from kvlinker.errors import UnsupportedOperationError
 from kvlinker_sglang.describe.requests import (
     DRAFT_STATES,
     DRAFTS_BESIDE,
@@ -18,7 +17,7 @@ from kvlinker_sglang.describe.requests import (
 from kvlinker_sglang.engine.host import chunk_facts, shared_index_facts
 from kvlinker_sglang.metrics import WorkerPlace, worker_place
 
-__all__ = ["WorkerParameters", "check_stages", "describe_request", "place_of"]
+__all__ = ["WorkerParameters", "describe_request", "place_of"]
 
 
 class _Allocator(Protocol):
@@ -39,24 +38,6 @@ class WorkerParameters(Protocol):
     mtp_draft_device_pools: tuple[object, ...]
     sidecar_draft_device_pools: tuple[object, ...]
     mtp_draft_mamba_pools: tuple[object, ...]
-
-
-def check_stages(params: WorkerParameters) -> None:
-    """Refuse a pipeline, whose stages would act on answers of their own.
-
-    SGLang makes the ranks of one stage agree on what a lookup found and on whether a load landed. It asks no other
-    stage, which may have lost a page, or failed, alone.
-
-    Raises:
-        UnsupportedOperationError: there are several stages.
-    """
-    if params.pp_size > 1:
-        msg = (
-            f"--pp-size {params.pp_size} with a linker: SGLang lets each stage of a pipeline decide by itself how much "
-            f"of a prompt is restored, and stages that differ compute wrong values; run it with --pp-size 1 and more "
-            f"of --tp-size, or without a linker"
-        )
-        raise UnsupportedOperationError(msg)
 
 
 def describe_request(params: WorkerParameters) -> DescribeRequest:
