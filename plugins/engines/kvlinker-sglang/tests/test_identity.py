@@ -93,6 +93,7 @@ def test_b34_one_trained_tensor_of_many_changes_the_digest(tmp_path: Path) -> No
     ("name", "shape"),
     [
         ("experts.gate_up_proj", (128, 32, 1024)),
+        ("model.layers.3.mlp.experts.gate_up_proj_bias", (128, 8192)),
         ("experts.gate_up_proj_bias", (128, 8192)),
         ("experts.down_proj_scales", (512, 70, 30)),
         ("conv1d.weight", (2048, 1, 600)),
@@ -118,7 +119,15 @@ def test_b34_one_trained_expert_of_a_stacked_tensor_changes_the_digest(
     assert len(digests) == len(trained) + 1
 
 
-def test_b34_the_tensors_of_single_experts_are_no_stacks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "experts.7.down_proj",
+        "model.layers.3.mlp.shared_experts.gate_proj.weight",
+        "shared_experts.w1",
+    ],
+)
+def test_b34_the_tensors_of_single_experts_are_no_stacks(tmp_path: Path, name: str) -> None:
     file = tmp_path / "model.safetensors"
     shape = (1024, 8192)
     read = set()
@@ -126,7 +135,7 @@ def test_b34_the_tensors_of_single_experts_are_no_stacks(tmp_path: Path) -> None
         content = bytearray(math.prod(shape))
         if row is not None:
             content[row * 8192 : (row + 1) * 8192] = b"\x01" * 8192
-        write_tensors(file, [bytes(content)], name="experts.7.down_proj", shape=shape)
+        write_tensors(file, [bytes(content)], name=name, shape=shape)
         read.add(checkpoint_digest(str(file)))
 
     # A sample in the middle, and none in row 0: reading every row would be reading the model.

@@ -27,6 +27,9 @@ def texts_of(group: str, **values: object) -> dict[str, str]:
         ("model", "context_length"),
         ("exec.moe", "flashinfer_mxfp4_moe_precision"),
         ("observability", "forward_hooks"),
+        ("exec.comm", "disable_custom_all_reduce"),
+        ("exec.comm", "enable_nccl_nvls"),
+        ("exec.comm", "enable_symm_mem"),
         ("model", "an_argument_of_tomorrow"),
         ("a_group_of_tomorrow", "x"),
     ],
@@ -59,6 +62,22 @@ def test_k2_scales_in_a_file_are_known_by_its_content(tmp_path: Path) -> None:
     one.write_text("[2]", encoding="utf-8")
 
     assert texts_of("model", quantization_param_path=str(one)) != before
+
+
+def test_k2_weights_in_a_folder_are_known_by_what_is_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "experts.safetensors"
+    file.write_bytes(b"1")
+    before = texts_of("exec.moe", kt_weight_path=str(tmp_path))
+
+    file.write_bytes(b"2")
+
+    assert texts_of("exec.moe", kt_weight_path=str(tmp_path)) != before
+
+
+def test_a_text_that_is_too_long_for_a_path_stands_for_itself() -> None:
+    text = "{" * 5000
+
+    assert texts_of("model", modelexpress_config=text) == {"modelexpress_config": text}
 
 
 @pytest.mark.parametrize(

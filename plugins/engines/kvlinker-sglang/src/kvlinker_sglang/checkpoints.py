@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from typing import BinaryIO
 from kvlinker.errors import ContractError
 from kvlinker.keys import digest_fields
 
-__all__ = ["checkpoint_digest", "file_digest"]
+__all__ = ["checkpoint_digest", "content_text"]
 
 _WHOLE_BYTES = 1 << 20
 """Files up to this size are read as a whole."""
@@ -28,12 +29,15 @@ _MATRIX = 2
 """Dimensions of one."""
 _MOST_SLICES = 4096
 """More of them are no stack of experts or of layers."""
-_STACK_OF_EXPERTS = re.compile(r"experts\.(?!\d)")
-"""Names of tensors that have a row for each expert; with a number behind it, it is one expert's."""
+_STACK_OF_EXPERTS = re.compile(r"(?:^|\.)experts\.(?!\d)")
+"""Names of tensors that have a row for each expert; with a number behind it, it is one expert's, and shared experts are
+a matrix like any other."""
 _HEADER_BYTES = 100 << 20
 """A longer header is none: safetensors itself takes no longer one."""
 _READERS = 8
 """Files that are read at a time: a store of files in the network answers each read late."""
+_MOST_ENTRIES = 4096
+"""More of them are no folder that somebody made for a server to read."""
 _DIGEST_BYTES = 12
 _WEIGHTS = frozenset({".bin", ".gguf", ".pt", ".pth", ".safetensors"})
 _FACTS = ("config.json", "_config.json", ".index.json", "params.json")
@@ -73,13 +77,54 @@ def checkpoint_digest(
     return _digest(path, files, folder.parent if folder.is_file() else folder)
 
 
-def file_digest(path: str) -> str:
-    """Return a digest of a file, wherever it lies, hexadecimal; of a long one, of its size and samples.
+def content_text(name: str, value: str) -> str | None:
+    """Return a text for what is in the file or the folder that a value names, wherever it lies.
+
+    Of a folder it has every file below it, by its path in there; of a long file, its size and samples.
+
+    Args:
+        name: what has the value, for messages.
+        value: a path, or any other text.
+
+    Returns:
+        None where the value names neither.
 
     Raises:
-        ContractError: it cannot be read.
+        ContractError: something there cannot be read, or a folder has more than 4096 files and folders in it.
     """
-    return _digest(path, [Path(path)], Path(path))
+    place = Path(value)
+    try:
+        if not value or not place.exists():
+            return None
+    except (OSError, ValueError):  # the text is too long for a path, or has a zero byte
+        return None
+    if place.is_file():
+        return f"file {_digest(value, [place], place)}"
+    return f"folder {_digest(value, _tree(name, place), place)}" if place.is_dir() else None
+
+
+def _tree(name: str, folder: Path) -> list[Path]:
+    """Return every file below a folder, in one order; what links lead to is below it too, as for who opens it."""
+    found: list[Path] = []
+    entries = 0  # folders count too: links may lead round in them for ever
+    try:
+        for place, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+            entries += len(folders) + len(names)
+            if entries > _MOST_ENTRIES:
+                msg = (
+                    f"{name} names the folder {folder}, which has more than {_MOST_ENTRIES} files and folders: too "
+                    f"many to tell its content at each start; unset it, or name a folder of what the server reads alone"
+                )
+                raise ContractError(msg)
+            found += [file for file in (Path(place, item) for item in names) if file.is_file()]
+    except OSError as error:
+        msg = f"{name} names the folder {folder}, which cannot be read: {error}"
+        raise ContractError(msg) from error
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _digest(path: str, files: Iterable[Path], base: Path) -> str:
@@ -87,7 +132,7 @@ def _digest(path: str, files: Iterable[Path], base: Path) -> str:
         with ThreadPoolExecutor(_READERS) as readers:
             fields = tuple(readers.map(partial(_sampled, base), files))
     except OSError as error:
-        msg = f"the checkpoint {path} cannot be read: {error}"
+        msg = f"{path} cannot be read: {error}"
         raise ContractError(msg) from error
     return digest_fields("kvlinker-sglang.checkpoint/3", fields, size=_DIGEST_BYTES).hex()
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
-from kvlinker_sglang.checkpoints import file_digest
+from kvlinker_sglang.checkpoints import content_text
 
 __all__ = ["ServerArgument", "is_loaded_from_files", "known_names", "value_arguments"]
 
@@ -50,7 +49,6 @@ _HARMLESS = frozenset(
     [
         "allowed_media_domains",
         "delete_ckpt_after_loading",
-        "disable_custom_all_reduce",
         "disable_flashinfer_autotune",
         "disable_outlines_disk_cache",
         "download_dir",
@@ -61,14 +59,10 @@ _HARMLESS = frozenset(
         "enable_lora_overlap_loading",
         "enable_memory_saver",
         "enable_mm_global_cache",
-        "enable_mscclpp",
-        "enable_nccl_nvls",
         "enable_prefix_mm_cache",
         "enable_return_hidden_states",
         "enable_return_indexer_topk",
         "enable_return_routed_experts",
-        "enable_symm_mem",
-        "enable_torch_symm_mem",
         "enable_watermark",
         "enable_weights_cpu_backup",
         "engine_info_bootstrap_port",
@@ -153,7 +147,7 @@ _HARMLESS = frozenset(
 )
 """Arguments of the other groups that change no value; paths of checkpoints stand for themselves in the namespace."""
 _PLACES = ("_config", "_file", "_map", "_path", "_profile")
-"""Ends of the names of arguments whose value may be a file: what is in it counts, and not where it lies."""
+"""Ends of the names of arguments whose value may be a file or a folder: what is in it counts, and not where it lies."""
 _LOADS_FILES = frozenset(
     [
         "auto",
@@ -182,7 +176,7 @@ class ServerArgument:
 
 
 def is_loaded_from_files(load_format: object) -> bool:
-    """Whether a format loads weights that lie in a checkpoint's files, and not random ones, or another server's."""
+    """Return whether a format loads weights from a checkpoint's files, and not random ones, or another server's."""
     value = load_format.value if isinstance(load_format, Enum) else load_format
     return value in _LOADS_FILES
 
@@ -196,7 +190,7 @@ def value_arguments(arguments: Mapping[str, ServerArgument]) -> dict[str, str]:
     """Return the arguments that values may depend on, by name, each as a text that is the same on every host.
 
     Raises:
-        ContractError: a file that one of them names cannot be read.
+        ContractError: a file or a folder that one of them names cannot be read.
     """
     return {
         name: _text(name, argument.value)
@@ -210,10 +204,9 @@ def _may_change_values(name: str, group: str) -> bool:
 
 
 def _text(name: str, value: object) -> str:
-    if isinstance(value, str) and name.endswith(_PLACES) and Path(value).is_file():
-        return f"file {file_digest(value)}"
     if isinstance(value, str):
-        return value
+        content = content_text(name, value) if name.endswith(_PLACES) else None
+        return content or value
     return json.dumps(value, sort_keys=True, default=_plain)
 
 

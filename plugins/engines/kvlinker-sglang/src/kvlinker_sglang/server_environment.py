@@ -6,11 +6,12 @@ a format. Of the libraries below SGLang those count that choose one too.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from kvlinker.keys import digest_fields
-from kvlinker_sglang.checkpoints import file_digest
+from kvlinker_sglang.checkpoints import content_text
 from kvlinker_sglang.secret_references import looks_like_secret
 
 __all__ = ["known_variables", "value_variables"]
@@ -53,16 +54,22 @@ _SCHEDULE = """
 """
 """Which request is computed when, and the trees that know what has been."""
 _FILES = """
-    CACHE_DIR CUTE_AOT_CACHE_DIR DG_CACHE_DIR DISABLE_OUTLINES_DISK_CACHE FLASHINFER_AUTOTUNE_CACHE IO_WORKERS
+    CACHE_DIR CUTE_AOT_CACHE_DIR DG_CACHE_DIR DISABLE_OUTLINES_DISK_CACHE EXPERT_DISTRIBUTION_RECORDER_DIR
+    FLASHINFER_AUTOTUNE_CACHE HICACHE_FILE_BACKEND_STORAGE_DIR HICACHE_NIXL_BACKEND_STORAGE_DIR IO_WORKERS
     JIT_CACHE_DEBUG JIT_CACHE_DIR JIT_CACHE_KEEP JIT_DEEPGEMM_FAST_WARMUP JIT_DEEPGEMM_PRECOMPILE
-    JIT_FORCE_RECOMPILE LOAD_SNAPSHOT_USE_ZMQ PREFETCH_BLOCK_SIZE_MB RUST_BUILD_MODE SORT_WEIGHT_FILES
-    USE_CUSTOM_TRITON_KERNEL_CACHE USE_MODELSCOPE WEIGHT_CACHE_READY_TEMPLATE WEIGHT_CACHE_SOCKET_TEMPLATE
+    JIT_FORCE_RECOMPILE LOAD_SNAPSHOT_USE_ZMQ PREFETCH_BLOCK_SIZE_MB QWEN4_PLE_FILE_DIR RUST_BUILD_MODE
+    SORT_WEIGHT_FILES USE_CUSTOM_TRITON_KERNEL_CACHE USE_MODELSCOPE WEIGHT_CACHE_READY_TEMPLATE
+    WEIGHT_CACHE_SOCKET_TEMPLATE
 """
-"""Where files lie, and how fast they are read; what is in a checkpoint is in the namespace by itself."""
+"""Where files lie, and how fast they are read; what is in a checkpoint is in the namespace by itself.
+
+The folders among them can be made anew, are only written to, are filled at each start, or are of a cache that is off
+beside a linker. A file in SGLang's caches that says what to compute with is in the namespace by its content, below.
+"""
 _CHECKS = """
     CHECK_KV_PAGE_INVARIANTS DEBUG_MEMORY_POOL DETECT_SLOW_RANK ENABLE_RANK_CONSENSUS_CHECKER
     ENABLE_STRICT_MEM_CHECK_DURING_BUSY ENABLE_STRICT_MEM_CHECK_DURING_IDLE ENABLE_TP_MEMORY_INBALANCE_CHECK
-    ENABLE_TREE_CACHE_SANITY_CHECK INVARIANT_CHECK PHASE_CHECKER_DEBUG SKIP_P2P_CHECK SKIP_SGL_KERNEL_VERSION_CHECK
+    ENABLE_TREE_CACHE_SANITY_CHECK INVARIANT_CHECK PHASE_CHECKER_DEBUG SKIP_SGL_KERNEL_VERSION_CHECK
     TEST_CRASH_AFTER_STREAM_OUTPUTS TEST_MAX_RETRY TEST_METRICS_FILE TEST_REQUEST_TIME_STATS TEST_RETRACT
     TEST_RETRACT_INTERVAL TEST_RETRACT_NO_PREFILL_BS TEST_SKIP_CACHE_HIT_ASSERT TEST_STUCK_DETOKENIZER
     TEST_STUCK_DP_CONTROLLER TEST_STUCK_SCHEDULER_INIT TEST_STUCK_TOKENIZER
@@ -71,8 +78,12 @@ _CHECKS = """
 _HARMLESS = frozenset(
     f"SGLANG_{name}" for name in f"{_LOGS} {_PROCESSES} {_SCHEDULE} {_FILES} {_CHECKS}".split()
 )
-_ALIAS, _PREFIX = "SGL_", "SGLANG_"
-"""SGLang reads a variable under its old name where the new one is not set."""
+_PREFIX = "SGLANG_"
+"""SGLang itself renames what is set under its older prefix, `SGL_`, when it is imported."""
+_CACHE = "SGLANG_CACHE_DIR"
+_CACHE_DEFAULT = "~/.cache/sglang"
+_KERNEL_LOCK = "kernels.lock"
+"""A file in SGLang's caches that names the version of the kernels that it downloads for FlashAttention 3."""
 _LIBRARY_PREFIXES = (
     "AITER_",
     "ASCEND_USE_",
@@ -110,6 +121,11 @@ _LIBRARY_NAMES = frozenset(
         "IS_H200",
         "MINIMAX_NPU_PREFILL_BSQ",
         "MKL_CBWR",
+        "NCCL_ALGO",
+        "NCCL_MAX_NCHANNELS",
+        "NCCL_MIN_NCHANNELS",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_PROTO",
         "NVIDIA_TF32_OVERRIDE",
         "TIMM_FUSED_ATTN",
         "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
@@ -134,21 +150,24 @@ def known_variables() -> frozenset[str]:
 def value_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that values may depend on, by name, each as a text that is the same on every host.
 
-    A file is known by its content, and what may be a secret by a digest, since the texts are logged.
+    A file or a folder is known by its content, and what may be a secret by a digest, since the texts are logged.
 
     Raises:
-        ContractError: a file that one of them names cannot be read.
+        ContractError: a file or a folder that one of them names cannot be read.
     """
-    newest = {_current_name(name): value for name, value in sorted(environment.items())}
-    return {
+    texts = {
         name: _text(name, value)
-        for name, value in sorted(newest.items())
+        for name, value in sorted(environment.items())
         if _may_change_values(name)
     }
+    return texts | _locked_kernels(environment)
 
 
-def _current_name(name: str) -> str:
-    return name.replace(_ALIAS, _PREFIX, 1) if name.startswith(_ALIAS) else name
+def _locked_kernels(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return which kernels SGLang's caches lock; nothing where they lock none."""
+    folder = environment.get(_CACHE) or str(Path(_CACHE_DEFAULT).expanduser())
+    content = content_text(_CACHE, str(Path(folder, _KERNEL_LOCK)))
+    return {} if content is None else {_KERNEL_LOCK: content}
 
 
 def _may_change_values(name: str) -> bool:
@@ -166,11 +185,8 @@ def _text(name: str, value: str) -> str:
             size=_DIGEST_BYTES,
         )
         return f"digest {digest.hex()}"
-    return f"file {file_digest(value)}" if _is_file(value) else value
-
-
-def _is_file(value: str) -> bool:
-    try:
-        return Path(value).is_file()
-    except (OSError, ValueError):  # the text is too long for a path, or has a zero byte
-        return False
+    content = content_text(name, value)
+    if content is None:
+        return value
+    # A word may be the name of a folder by chance, and means something else then.
+    return content if os.sep in value else f"{value} {content}"
