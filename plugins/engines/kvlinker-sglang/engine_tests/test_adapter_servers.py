@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ import pytest
 from engine_frame.adapters import write_adapter
 from engine_frame.client import Answer, Client
 from engine_frame.server import Server, SharedServer
-from linked_servers import PAGE, Link, prompt_of
+from linked_servers import PAGE, Link, answer_without_cache, prompt_of
+from sglang.srt.lora.lora_registry import LoRARef
 
 ModelFolder = Callable[[str], Path]
 WHOLE = 12 * PAGE
@@ -39,10 +39,12 @@ class Adapted:
 
     def ask_without_cache(self, prompt: list[int], name: str | None) -> Answer:
         """Ask with a salt that nobody else has."""
-        salt = {"extra_key": f"nobody {random.getrandbits(64)} "}
-        answer = self.client.generate(prompt, extra={**_chosen(name), **salt})
-        assert answer.cached_tokens == 0
-        return answer
+        return answer_without_cache(self.client, prompt, extra=_chosen(name))
+
+    def id_of(self, name: str) -> str:
+        """Return SGLang's id of an adapter that the server starts with, which anyone can work out."""
+        identity: str = LoRARef.deterministic_id(name, str(self.folders[name]))
+        return identity
 
     def load(self, name: str, folder: Path) -> None:
         """Let the running server load an adapter under a name."""
@@ -94,17 +96,48 @@ def test_b35_a_prompt_under_each_adapter_and_without_one_has_pages_of_its_own(
     assert adapted.link.settle().tokens_close
 
 
-def test_b35_a_salt_and_an_adapter_are_told_apart(adapted: Adapted) -> None:
+def test_b35_an_adapter_with_a_salt_finds_no_page_of_the_adapter_alone(adapted: Adapted) -> None:
     prompt = prompt_of(WHOLE + 5, seed=1)
     adapted.ask(prompt, "one")
     adapted.link.forget(adapted.client)
 
-    salted = adapted.client.generate(prompt, extra={"extra_key": "one"})
-    both = adapted.client.generate(prompt, extra={"extra_key": "one", "lora_path": "one"})
-    expected = [adapted.ask_without_cache(prompt, name) for name in (None, "one")]
+    salts = [{"extra_key": "one"}, {"cache_salt": adapted.id_of("one")}]
+    both = [adapted.client.generate(prompt, extra={**_chosen("one"), **salt}) for salt in salts]
+    expected = adapted.ask_without_cache(prompt, "one")
 
-    assert (salted.cached_tokens, both.cached_tokens) == (0, 0)
-    assert [salted.output, both.output] == [answer.output for answer in expected]
+    assert [answer.cached_tokens for answer in both] == [0, 0]
+    assert [answer.output for answer in both] == [expected.output] * 2
+
+
+def test_b35_a_cache_salt_that_is_an_adapters_id_finds_no_page_of_that_adapter(
+    adapted: Adapted,
+) -> None:
+    prompt = prompt_of(WHOLE + 5, seed=4)
+    adapted.ask(prompt, "one")
+    adapted.link.settle()
+
+    beside = adapted.client.generate(prompt, extra={"cache_salt": adapted.id_of("one")})
+    adapted.link.forget(adapted.client)
+    behind = adapted.client.generate(prompt, extra={"cache_salt": adapted.id_of("one")})
+    expected = adapted.ask_without_cache(prompt, None)
+
+    assert (beside.cached_tokens, behind.device_tokens) == (0, 0)
+    assert beside.output == behind.output == expected.output
+
+
+def test_b35_an_extra_key_that_is_an_adapters_id_is_that_adapter_to_sglang_itself_and_to_the_store(
+    adapted: Adapted,
+) -> None:
+    prompt = prompt_of(WHOLE + 5, seed=5)
+    adapted.ask(prompt, "one")
+
+    in_tree = adapted.client.generate(prompt, extra={"extra_key": adapted.id_of("one")})
+    adapted.link.forget(adapted.client)
+    in_store = adapted.client.generate(prompt, extra={"extra_key": adapted.id_of("one")})
+
+    # SGLang makes one key of both: docs/sglang.md asks that no client chooses it.
+    assert (in_tree.host_tokens, in_tree.device_tokens) == (0, WHOLE)
+    assert (in_store.host_tokens, in_store.device_tokens) == (WHOLE, 0)
 
 
 def test_b35_requests_of_several_adapters_in_one_batch_read_their_own_pages(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,17 @@ from engine_frame.server import Server, ServerOptions
 from linked_servers import PAGE, Link, prompt_of
 
 WHOLE = 12 * PAGE
-TWO_WORKERS = {
-    "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # SGLang wants a NUMA node for each worker, or cores that are named
+ENVIRONMENT = {
+    # SGLang wants a NUMA node for each worker, or cores that are named; one worker takes the first of them.
+    "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
     "TORCHDYNAMO_DISABLE": "1",  # what it compiles for several workers alone needs triton
 }
+"""Of both servers: what counts as a fact of the values must not be what tells them apart."""
+
+
+def namespaces_of(server: Server) -> list[str]:
+    """Return the digest of the namespace that each worker logged."""
+    return re.findall(r"kvlinker: namespace (\w+)", server.log_text())
 
 
 def test_k3_two_workers_find_what_two_workers_stored_and_one_worker_misses(
@@ -24,7 +32,7 @@ def test_k3_two_workers_find_what_two_workers_stored_and_one_worker_misses(
 ) -> None:
     link = Link(store=tmp_path / "store")
     two = link.server(
-        model_folder("llama"), dtype="float32", flags=("--tp", "2"), environment=TWO_WORKERS
+        model_folder("llama"), dtype="float32", flags=("--tp", "2"), environment=ENVIRONMENT
     )
     server = start_server(two)
     prompt = prompt_of(WHOLE + 5)
@@ -34,12 +42,15 @@ def test_k3_two_workers_find_what_two_workers_stored_and_one_worker_misses(
     link.forget(server.client)
     restored = server.client.generate(prompt)
     server.kill()
-    one = start_server(replace(two, flags=(), environment={}))
+    one = start_server(replace(two, flags=()))
     other = one.client.generate(prompt)
 
     assert (restored.host_tokens, restored.device_tokens) == (WHOLE, 0)
     assert (kept.host_tokens, kept.device_tokens) == (0, WHOLE)
     assert (restored.tokens, restored.logprobs) == (kept.tokens, kept.logprobs)
+    # What the values depend on is alike: a worker's share and its place alone make the miss.
+    assert len(namespaces_of(server)) == 2
+    assert {*namespaces_of(server)} == {*namespaces_of(one)}
     assert other.cached_tokens == 0
     # Sums of two workers, and of prompts cut elsewhere, are rounded elsewhere.
     for answer in (cold, other):
