@@ -41,7 +41,10 @@ _PROCESSES = """
     UVICORN_WORKER_HEALTHCHECK_TIMEOUT WAIT_PORT_TIMEOUT WAIT_WEIGHTS_READY_TIMEOUT WARMUP_TIMEOUT
     ZMQ_ALLOWED_PEERS ZMQ_SOURCE_IP
 """
-"""Names of a start and of a rank, ports, routes, cores, crashes and times that somebody waits."""
+"""Names of a start and of a rank, ports, routes, crashes, times that somebody waits, and where processes run.
+
+`CPU_OMP_THREADS_BIND` is none of them: as many threads as it names cores divide a sum among them.
+"""
 _SCHEDULE = """
     CACHE_HIT_RATE_WINDOW_SECONDS CLIP_MAX_NEW_TOKENS_ESTIMATION DETOKENIZER_MAX_STATES EMPTY_CACHE_INTERVAL
     ENABLE_WAITING_PREFIX_REFRESH FORCE_STREAM_INTERVAL GRAMMAR_MAX_POLL_ITERATIONS GRAMMAR_POLL_INTERVAL
