@@ -20,10 +20,12 @@ from kvlinker.description import (
 from kvlinker.errors import ContractError, UnsupportedKVCacheError
 from kvlinker.layouts import (
     draft_count,
+    folded_keys,
     integer_fact,
     pool_entry,
     pool_group,
     require_facts,
+    require_page_rows,
     require_paged_pools,
     require_pools,
     require_roles,
@@ -110,6 +112,37 @@ def test_rows_of_another_size_are_refused_with_both_sizes() -> None:
         require_row_bytes(describe(), describe().buffers["kv"], 20)
 
 
+@pytest.mark.parametrize(
+    ("rows", "rows_are_pages"), [(2, False), (8, True)], ids=["slots", "pages"]
+)
+def test_a_row_for_each_page_of_what_lies_beside_is_taken(
+    rows: int, *, rows_are_pages: bool
+) -> None:
+    description = describe({"kv": spans(2), "scale": spans(2, rows=rows)})
+
+    require_page_rows(description, "scale", beside="kv", rows_are_pages=rows_are_pages)
+
+
+def test_slots_behind_the_last_whole_page_need_no_row() -> None:
+    description = describe({"kv": spans(1, rows=11), "scale": spans(1, rows=2)})
+
+    require_page_rows(description, "scale", beside="kv", rows_are_pages=False)
+
+
+@pytest.mark.parametrize(
+    ("rows", "rows_are_pages", "expected"),
+    [(8, False, 2), (3, False, 2), (1, False, 2), (2, True, 8)],
+    ids=["slots", "more", "fewer", "pages"],
+)
+def test_other_rows_than_one_for_each_page_are_refused(
+    rows: int, expected: int, *, rows_are_pages: bool
+) -> None:
+    description = describe({"kv": spans(1), "scale": spans(1, rows=rows)})
+
+    with pytest.raises(ContractError, match=rf"{rows} rows, expected {expected}, one per page of"):
+        require_page_rows(description, "scale", beside="kv", rows_are_pages=rows_are_pages)
+
+
 # ---- facts ------------------------------------------------------------------------------------
 
 
@@ -155,6 +188,33 @@ def test_an_unknown_value_of_a_fact_is_refused_with_the_known_ones() -> None:
         text_fact(description, "format", known=("bf16", "fp8"))
     with pytest.raises(UnsupportedKVCacheError, match="ring 4 is not laid out here; known are 8"):
         integer_fact(description, "ring", known=(8,))
+
+
+# ---- keys that tokens share -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "keys", "value_format"),
+    [(1, 4, "fp8"), (2, 2, "fp8, a key for 2 tokens"), (4, 1, "fp8, a key for 4 tokens")],
+)
+def test_a_page_has_a_key_for_each_group_of_tokens_and_the_format_says_so(
+    tokens: int, keys: int, value_format: str
+) -> None:
+    description = describe(facts={"pooled": tokens})
+
+    assert folded_keys(description, "pooled", "fp8") == (keys, value_format)
+
+
+@pytest.mark.parametrize("tokens", [0, -1, 3, 8])
+def test_pages_without_whole_groups_of_tokens_are_refused(tokens: int) -> None:
+    with pytest.raises(ContractError, match=f"'pooled' is {tokens}, of which a page of 4 slots"):
+        folded_keys(describe(facts={"pooled": tokens}), "pooled", "fp8", unstated=1)
+
+
+def test_how_many_tokens_share_a_key_is_guessed_only_where_a_plugin_says_what_is_usual() -> None:
+    assert folded_keys(describe(), "pooled", "fp8", unstated=1) == (4, "fp8")
+    with pytest.raises(ContractError, match="fact 'pooled' is missing"):
+        folded_keys(describe(), "pooled", "fp8")
 
 
 # ---- logical pools ----------------------------------------------------------------------------

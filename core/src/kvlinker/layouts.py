@@ -16,10 +16,12 @@ from kvlinker.spans import BufferSpan
 __all__ = [
     "DRAFT_LAYERS",
     "draft_count",
+    "folded_keys",
     "integer_fact",
     "pool_entry",
     "pool_group",
     "require_facts",
+    "require_page_rows",
     "require_paged_pools",
     "require_pools",
     "require_roles",
@@ -236,6 +238,52 @@ def require_row_bytes(
                 f"expected {row_bytes} B; the buffer is not whole, or not of the stated format"
             )
             raise ContractError(msg)
+
+
+def require_page_rows(
+    description: KVCacheDescription, role: str, *, beside: str, rows_are_pages: bool
+) -> None:
+    """Refuse spans without a row for each whole page of the spans `beside` them, one by one.
+
+    The latter's rows are pages if `rows_are_pages`, or else slots.
+
+    Raises:
+        ContractError: the rows are of slots or of another pool; a page would get another one's bytes.
+    """
+    slots = 1 if rows_are_pages else description.page_size
+    spans, others = (description.buffers.get(name, ()) for name in (role, beside))
+    for span, other in zip(spans, others, strict=True):
+        if span.rows != other.rows // slots:
+            msg = (
+                f"family {description.family!r}: span {span.label!r} has {span.rows} rows, expected "
+                f"{other.rows // slots}, one per page of {other.label!r}; describe it page by page"
+            )
+            raise ContractError(msg)
+
+
+def folded_keys(
+    description: KVCacheDescription, fact: str, key_format: str, *, unstated: int | None = None
+) -> tuple[int, str]:
+    """Return how many keys a page has, where neighbouring tokens share one, and what the keys' values are.
+
+    Args:
+        description: the cache.
+        fact: name of the fact that says how many tokens share a key.
+        key_format: what a value is, however many tokens share it.
+        unstated: tokens where the fact is missing; None refuses that.
+
+    Raises:
+        ContractError: a page has no whole groups of tokens, so that one would be open at its end.
+    """
+    size, missing = description.page_size, fact not in description.facts
+    tokens = unstated if missing and unstated is not None else integer_fact(description, fact)
+    if tokens < 1 or size % tokens:
+        msg = (
+            f"family {description.family!r}: fact {fact!r} is {tokens}, of which a page of {size} slots "
+            f"has no whole number; state how many tokens share a key"
+        )
+        raise ContractError(msg)
+    return size // tokens, key_format if tokens == 1 else f"{key_format}, a key for {tokens} tokens"
 
 
 def draft_count(description: KVCacheDescription, *roles: str) -> int:

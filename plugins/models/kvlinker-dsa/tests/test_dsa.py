@@ -495,21 +495,20 @@ def test_the_plugin_states_the_api_that_it_was_written_for() -> None:
     assert kvlinker_dsa.describe_plugin().api_version == 1
 
 
-def test_g5_how_many_tokens_share_an_index_key_is_in_the_fingerprint() -> None:
+def folded(tokens: int) -> KVCacheDescription:
+    """Describe a cache in which some neighbouring tokens share an index key."""
     cache = describe()
-    folded = replace(
-        cache,
-        buffers={
-            **cache.buffers,
-            "index_k": tuple(
-                replace(span, row_bytes=span.row_bytes // 4, row_stride=span.row_bytes // 4)
-                for span in cache.buffers["index_k"]
-            ),
-        },
-        facts={**cache.facts, "index_kpool": 4},
-    )
+    row_bytes = PAGE // tokens * 132
+    keys = [
+        replace(span, row_bytes=row_bytes, row_stride=row_bytes)
+        for span in cache.buffers["index_k"]
+    ]
+    buffers = {**cache.buffers, "index_k": tuple(keys)}
+    return with_facts(replace(cache, buffers=buffers), index_kpool=tokens)
 
-    one, other = map(kvlinker_dsa.build_direct_linker_pool_group, (cache, folded))
+
+def test_g5_how_many_tokens_share_an_index_key_is_in_the_fingerprint() -> None:
+    one, other = map(kvlinker_dsa.build_direct_linker_pool_group, (describe(), folded(4)))
 
     assert one.entry_map["indexer"].page_bytes == 4 * other.entry_map["indexer"].page_bytes
     assert "a key for 4 tokens" in other.entry_map["indexer"].value_format
@@ -518,14 +517,18 @@ def test_g5_how_many_tokens_share_an_index_key_is_in_the_fingerprint() -> None:
 
 @pytest.mark.parametrize("tokens", [0, 3, 128])
 def test_pages_without_whole_groups_of_an_index_key_are_refused(tokens: int) -> None:
-    cache = describe()
-
     with pytest.raises(ContractError, match=f"'index_kpool' is {tokens}, of which a page of 64"):
-        kvlinker_dsa.match_kv_cache(replace(cache, facts={**cache.facts, "index_kpool": tokens}))
+        kvlinker_dsa.match_kv_cache(with_facts(describe(), index_kpool=tokens))
+
+
+def test_index_keys_of_one_token_each_that_are_stated_to_be_of_several_are_refused() -> None:
+    with pytest.raises(ContractError, match="rows of 8448 B, expected 2112 B"):
+        kvlinker_dsa.match_kv_cache(with_facts(describe(), index_kpool=4))
 
 
 def test_index_keys_of_several_tokens_that_are_not_stated_are_refused() -> None:
-    cache = describe()
+    cache = folded(4)
+    facts = {name: value for name, value in cache.facts.items() if name != "index_kpool"}
 
-    with pytest.raises(ContractError, match="8448 B"):
-        kvlinker_dsa.match_kv_cache(replace(cache, facts={**cache.facts, "index_kpool": 4}))
+    with pytest.raises(ContractError, match="rows of 2112 B, expected 8448 B"):
+        kvlinker_dsa.match_kv_cache(replace(cache, facts=facts))

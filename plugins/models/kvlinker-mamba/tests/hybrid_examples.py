@@ -36,7 +36,7 @@ _HEADS: Mapping[str, Fact] = {"kv_layout": "token_major", "kv_format": "bf16", "
 _PAGE_FACTS: Mapping[str, Mapping[str, Fact]] = {
     "mha": _HEADS,
     "swa": {**_HEADS, "swa_kv_format": "fp8_e4m3fn"},
-    "qsa": {**_HEADS, "index_format": "bf16", "index_values": 8, "index_ratio": 4},
+    "qsa": {**_HEADS, "index_format": "bf16", "index_values": 8, "index_kpool": 4},
     "mla": {"kv_format": "bf16", "latent_values": 20},
     "dsa": {"kv_format": "fp8_packed_656", "index_format": "fp8_e4m3fn_fp32_scale"},
 }

@@ -33,7 +33,7 @@ def test_index_keys_of_a_page_are_loaded_with_their_layer_at_the_slots_of_kv() -
 def test_g5_how_many_tokens_share_a_key_is_in_the_fingerprint() -> None:
     one, other = map(
         kvlinker_mamba.build_direct_linker_pool_group,
-        (described(), described({"index_ratio": 8, "index_values": 16})),
+        (described(), described({"index_kpool": 8, "index_values": 16})),
     )
 
     assert one.entry_map["indexer"].page_bytes == other.entry_map["indexer"].page_bytes
@@ -43,17 +43,27 @@ def test_g5_how_many_tokens_share_a_key_is_in_the_fingerprint() -> None:
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"index_ratio": 3}, "index_ratio 3 do not fit a page of 16 slots; a page must have whole"),
-        ({"index_ratio": 0}, "index_ratio 0 do not fit"),
+        ({"index_kpool": 3}, "'index_kpool' is 3, of which a page of 16 slots has no whole number"),
+        ({"index_kpool": 0}, "'index_kpool' is 0, of which"),
+        ({"index_ratio": 4}, r"facts \{'index_ratio': 4\} are unknown"),
         ({"index_values": 4}, "64 B"),
+        ({"index_values": 0}, "'index_values' is 0"),
         ({"index_format": "fp4"}, "fp4"),
         ({"index_scale": "fp32"}, "index_scale"),
     ],
-    ids=["ratio", "no_ratio", "values", "format", "unknown_fact"],
+    ids=["kpool", "no_kpool", "former_name", "values", "no_values", "format", "unknown_fact"],
 )
 def test_index_keys_of_another_form_are_refused(facts: dict[str, Fact], reason: str) -> None:
     with pytest.raises(KVLinkerError, match=reason):
         kvlinker_mamba.match_kv_cache(described(facts))
+
+
+def test_how_many_tokens_share_a_key_is_never_guessed() -> None:
+    cache = described()
+    facts = {name: value for name, value in cache.facts.items() if name != "index_kpool"}
+
+    with pytest.raises(ContractError, match="fact 'index_kpool' is missing"):
+        kvlinker_mamba.match_kv_cache(replace(cache, facts=facts))
 
 
 @pytest.mark.parametrize("role", ["index_k", "draft_index_k"])

@@ -15,7 +15,11 @@ TWO_CONVS = {**SSM, **CONV, "conv_states": 2}
 NO_SSM = {**CONV, "ssm_format": "none"}
 NO_CONV = {**SSM, "conv_states": 0}
 WINDOWS = ("sliding", "mamba", "attention", "sliding", "mamba")
-SCALED: Mapping[str, Fact] = {"kv_layout": "head_major", "kv_scaled": 1}
+SCALED: Mapping[str, Fact] = {
+    "kv_layout": "head_major",
+    "kv_format": "fp4_e2m1_block16_e8m0",
+    "kv_scaled": 1,
+}
 
 
 @pytest.mark.supports(engine="any", level="kit", of="cache")

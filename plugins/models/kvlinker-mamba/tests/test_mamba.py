@@ -119,11 +119,11 @@ def test_layers_that_select_by_anothers_index_have_none() -> None:
 
 
 def test_scales_of_pages_are_an_entry_of_their_own() -> None:
-    group = laid_out(Hybrid(facts={"kv_scaled": 1, "kv_format": "fp8_e4m3fn"}))
+    group = laid_out(Hybrid(facts={"kv_scaled": 1, "kv_format": "fp4_e2m1_block16_e8m0"}))
 
     assert {entry.name: entry.value_format for entry in group.entries} == {
-        "kv": "fp8_e4m3fn",
-        "kv_scale": "fp8_e4m3fn_scale",
+        "kv": "fp4_e2m1_block16_e8m0",
+        "kv_scale": "fp4_e2m1_block16_e8m0_scale",
         "mamba": "ssm fp32, value_major; conv bf16, channel_major, window 3",
     }
 

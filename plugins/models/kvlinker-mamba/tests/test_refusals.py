@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hybrid_examples import CONV, INT8, SSM, Hybrid
+from hybrid_examples import CONV, INT8, PAGE, PAGES, SSM, Hybrid
 
 import kvlinker_mamba
 from kvlinker.description import Fact, IndexerKind, KVCacheDescription, LogicalPool, PoolKind
@@ -193,6 +193,30 @@ def test_scales_that_are_said_not_to_be_there_are_refused() -> None:
     with pytest.raises(
         ContractError, match=r"\['k_scale', 'v_scale'\] are described; state kv_scaled"
     ):
+        kvlinker_mamba.match_kv_cache(cache)
+
+
+SCALED: dict[str, Fact] = {"kv_scaled": 1, "kv_format": "fp4_e2m1_block16_e8m0"}
+
+
+@pytest.mark.parametrize("layout", ["token_major", "head_major"])
+@pytest.mark.parametrize("rows", [PAGE * PAGES, PAGES - 1])
+@pytest.mark.parametrize("role", ["k_scale", "draft_v_scale"])
+def test_b04_scales_that_are_not_one_row_for_each_page_are_refused(
+    role: str, rows: int, layout: str
+) -> None:
+    cache = described(Hybrid(facts={**SCALED, "kv_layout": layout}, drafts=1))
+    spans = tuple(replace(span, rows=rows) for span in cache.buffers[role])
+
+    with pytest.raises(ContractError, match=f"has {rows} rows, expected {PAGES}, one per page"):
+        kvlinker_mamba.match_kv_cache(replace(cache, buffers={**cache.buffers, role: spans}))
+
+
+@pytest.mark.parametrize("name", ["nonsense", "fp8_e4m3fn", "fp4_e2m1_block16"])
+def test_b04_values_whose_scales_are_of_an_unknown_form_are_refused_by_name(name: str) -> None:
+    cache = described(Hybrid(facts={**SCALED, "kv_format": name}))
+
+    with pytest.raises(UnsupportedKVCacheError, match=f"kv_format '{name}' .* known are 'fp4_e2m1"):
         kvlinker_mamba.match_kv_cache(cache)
 
 

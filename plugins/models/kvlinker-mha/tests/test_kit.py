@@ -35,7 +35,7 @@ def example(
             logical_pools=(LogicalPool(name="kv", page_size=PAGE),),
             facts={
                 "kv_layout": "head_major" if head_major else "token_major",
-                "kv_format": "fp8_e4m3fn" if scaled else "bf16",
+                "kv_format": "fp4_e2m1_block16_e8m0" if scaled else "bf16",
                 "kv_scaled": int(scaled),
             },
         )

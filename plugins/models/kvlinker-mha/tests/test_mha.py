@@ -59,7 +59,7 @@ def describe(
         logical_pools=(LogicalPool(name="kv", page_size=PAGE),),
         facts={
             "kv_layout": "head_major" if head_major else "token_major",
-            "kv_format": "fp8_e4m3fn" if scale_bytes else "bf16",
+            "kv_format": "fp4_e2m1_block16_e8m0" if scale_bytes else "bf16",
             "kv_scaled": int(scale_bytes > 0),
         },
     )
@@ -183,7 +183,8 @@ def test_b04_scales_are_an_entry_of_whole_pages_beside_values_in_slots() -> None
     assert (values.name, values.rows_are_pages, values.page_bytes) == ("kv", False, 256 * PAGE)
     assert (scales.name, scales.rows_are_pages, scales.page_bytes) == ("kv_scale", True, 8 * PAGE)
     assert scales.indices_from_pool == "kv"
-    assert (values.value_format, scales.value_format) == ("fp8_e4m3fn", "fp8_e4m3fn_scale")
+    assert values.value_format == "fp4_e2m1_block16_e8m0"
+    assert scales.value_format == "fp4_e2m1_block16_e8m0_scale"
 
 
 def test_drafts_ride_on_the_first_layers_scales_included() -> None:
@@ -290,6 +291,27 @@ def test_scales_of_values_that_are_said_to_have_none_are_refused() -> None:
     description = with_facts(describe(scale_bytes=4), kv_scaled=0)
 
     with pytest.raises(ContractError, match=r"kv_scaled is 0, but scales \['k_scale', 'v_scale'\]"):
+        kvlinker_mha.match_kv_cache(description)
+
+
+@pytest.mark.parametrize("head_major", [False, True])
+@pytest.mark.parametrize("rows", [PAGE * PAGES, PAGES - 1, PAGES + 1])
+@pytest.mark.parametrize("role", ["k_scale", "draft_v_scale"])
+def test_b04_scales_that_are_not_one_row_for_each_page_are_refused(
+    role: str, rows: int, *, head_major: bool
+) -> None:
+    description = describe(1, drafts=1, head_major=head_major, scale_bytes=4)
+    buffers = {**description.buffers, role: (MadeUpMemory().span(rows, 8),)}
+
+    with pytest.raises(ContractError, match=f"has {rows} rows, expected {PAGES}, one per page"):
+        kvlinker_mha.match_kv_cache(replace(description, buffers=buffers))
+
+
+@pytest.mark.parametrize("name", ["nonsense", "fp8_e4m3fn", "fp4_e2m1_block16"])
+def test_b04_values_whose_scales_are_of_an_unknown_form_are_refused_by_name(name: str) -> None:
+    description = with_facts(describe(scale_bytes=4), kv_format=name)
+
+    with pytest.raises(UnsupportedKVCacheError, match=f"kv_format '{name}' .* known are 'fp4_e2m1"):
         kvlinker_mha.match_kv_cache(description)
 
 

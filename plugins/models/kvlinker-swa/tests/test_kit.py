@@ -57,9 +57,9 @@ def describe(
         ),
         facts={
             "kv_layout": "head_major" if head_major else "token_major",
-            "kv_format": "fp8_e4m3fn" if scaled else "bf16",
+            "kv_format": "fp4_e2m1_block16_e8m0" if scaled else "bf16",
             "kv_scaled": int(scaled),
-            "swa_kv_format": "fp8_e5m2",
+            "swa_kv_format": "mxfp8_e4m3fn_block32_interleaved" if scaled else "fp8_e5m2",
             "attention_chunk_size": 0,
         },
     )

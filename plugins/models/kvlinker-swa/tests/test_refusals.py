@@ -274,6 +274,18 @@ def test_head_major_rows_that_are_no_pages_are_refused(role: str) -> None:
 # ---- scales -----------------------------------------------------------------------------------
 
 
+def scaled() -> KVCacheDescription:
+    """Describe a cache that is taken, whose values of full attention have scales."""
+    roles = [f"{prefix}{role}_scale" for prefix in ("", "draft_") for role in "kv"]
+    return with_facts(
+        with_buffers(describe([F, S], drafts=1), **{role: spans(1, rows=PAGES) for role in roles}),
+        kv_format="fp4_e2m1_block16_e8m0",
+        kv_scaled=1,
+        swa_kv_format="bf16",
+        swa_kv_scaled=0,
+    )
+
+
 @pytest.mark.parametrize(
     ("facts", "attention"),
     [
@@ -298,15 +310,27 @@ def test_b04_half_of_the_scales_is_refused() -> None:
 
 
 def test_b04_scaled_drafts_without_their_scales_are_refused() -> None:
-    scales = {f"{prefix}{role}_scale": spans(1) for prefix in ("", "draft_") for role in "kv"}
-    description = with_facts(
-        with_buffers(describe([F, S], drafts=1), **scales), kv_scaled=1, swa_kv_scaled=0
-    )
+    description = scaled()
     assert kvlinker_swa.match_kv_cache(description) is not None
 
     message = refusal(without(description, "draft_v_scale"))
 
     assert "'draft_k_scale': 1, 'draft_v_scale': 0" in message
+
+
+@pytest.mark.parametrize("rows", [PAGE * PAGES, PAGES + 1])
+@pytest.mark.parametrize("role", ["k_scale", "draft_v_scale"])
+def test_b04_scales_that_are_not_one_row_for_each_page_are_refused(role: str, rows: int) -> None:
+    message = refusal(with_buffers(scaled(), **{role: spans(1, rows=rows)}))
+
+    assert f"has {rows} rows, expected {PAGES}, one per page of" in message
+
+
+@pytest.mark.parametrize("name", ["nonsense", "fp8_e4m3fn", "fp4_e2m1_block16"])
+def test_b04_values_whose_scales_are_of_an_unknown_form_are_refused_by_name(name: str) -> None:
+    message = refusal(with_facts(scaled(), kv_format=name))
+
+    assert f"kv_format '{name}' is not laid out here; known are 'fp4_e2m1" in message
 
 
 @pytest.mark.parametrize("role", ["k_scale", "draft_v_scale", "swa_v_scale"])

@@ -75,7 +75,7 @@ def describe(
         ),
         facts={
             "kv_layout": "head_major" if head_major else "token_major",
-            "kv_format": "fp8_e4m3fn" if scale_bytes else "bf16",
+            "kv_format": "fp4_e2m1_block16_e8m0" if scale_bytes else "bf16",
             "kv_scaled": int(scale_bytes > 0),
         },
     )
@@ -206,7 +206,10 @@ def test_b04_scales_are_entries_of_whole_pages_beside_the_values_of_their_kind()
         ("swa", "swa", False, 512 * PAGE),
         ("swa_scale", "swa", True, 8 * PAGE),
     ]
-    assert {entry.value_format for entry in group.entries} == {"fp8_e4m3fn", "fp8_e4m3fn_scale"}
+    assert {entry.value_format for entry in group.entries} == {
+        "fp4_e2m1_block16_e8m0",
+        "fp4_e2m1_block16_e8m0_scale",
+    }
 
 
 def test_scales_of_windows_alone_are_laid_out_for_windows_alone() -> None:
@@ -214,7 +217,7 @@ def test_scales_of_windows_alone_are_laid_out_for_windows_alone() -> None:
     description = describe([F, S])
     scales = {role: (memory.span(SWA_PAGES, 64),) for role in ("swa_k_scale", "swa_v_scale")}
     description = replace(
-        with_facts(description, swa_kv_format="fp8_e4m3fn", swa_kv_scaled=1),
+        with_facts(description, swa_kv_format="fp4_e2m1_block16_e8m0", swa_kv_scaled=1),
         buffers={**description.buffers, **scales},
     )
 

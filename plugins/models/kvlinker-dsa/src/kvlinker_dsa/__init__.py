@@ -11,7 +11,7 @@ from kvlinker.errors import ContractError
 from kvlinker.hookspecs import ModelConfig, ModelConfigRequest, PluginInfo, StrategyMatch, hookimpl
 from kvlinker.layouts import (
     draft_count,
-    integer_fact,
+    folded_keys,
     pool_entry,
     pool_group,
     require_facts,
@@ -112,31 +112,14 @@ def _indexer(description: KVCacheDescription) -> DevicePoolEntry | None:
         components=[[*target.values(), *drafts.values()]],
         layer_mapping=ride_along({layer: i for i, layer in enumerate(target)}, drafts),
         rows_are_pages=True,
-        value_format=_index_values(description),
+        value_format=_index_keys(description)[1],
     )
 
 
-def _index_values(description: KVCacheDescription) -> str:
-    index_format, tokens = text_fact(description, "index_format"), _tokens_per_key(description)
-    return index_format if tokens == 1 else f"{index_format}, a key for {tokens} tokens"
-
-
-def _tokens_per_key(description: KVCacheDescription) -> int:
-    """Return how many neighbouring tokens share an index key.
-
-    Raises:
-        ContractError: a page has no whole groups of them, so that one would be open at its end.
-    """
-    if INDEX_KPOOL not in description.facts:
-        return 1
-    tokens, size = integer_fact(description, INDEX_KPOOL), description.page_size
-    if tokens < 1 or size % tokens:
-        msg = (
-            f"family {FAMILY!r}: fact {INDEX_KPOOL!r} is {tokens}, of which a page of {size} slots has no whole "
-            f"number; state how many tokens share an index key"
-        )
-        raise ContractError(msg)
-    return tokens
+def _index_keys(description: KVCacheDescription) -> tuple[int, str]:
+    """Return how many index keys a page has, and what their values are."""
+    index_format = text_fact(description, "index_format", known=INDEX_BYTES)
+    return folded_keys(description, INDEX_KPOOL, index_format, unstated=1)
 
 
 def _live_indexes(description: KVCacheDescription) -> dict[int, BufferSpan]:
@@ -187,8 +170,7 @@ def _check(description: KVCacheDescription) -> None:
     _check_index_owners(description)
     key_bytes = INDEX_BYTES[text_fact(description, "index_format", known=INDEX_BYTES)]
     indexes = (*_live_indexes(description).values(), *_live_draft_indexes(description).values())
-    keys = description.page_size // _tokens_per_key(description)
-    require_row_bytes(description, indexes, keys * key_bytes)
+    require_row_bytes(description, indexes, _index_keys(description)[0] * key_bytes)
 
 
 def _check_index_owners(description: KVCacheDescription) -> None:

@@ -9,16 +9,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from kvlinker.errors import ContractError
-from kvlinker.layouts import integer_fact, text_fact
+from kvlinker.layouts import folded_keys, integer_fact, text_fact
 from kvlinker.pools import KV
 from kvlinker_mamba.layers import FAMILY, layers_in
 from kvlinker_mamba.parts import Kept, Part, draft_roles, role_part
 
-__all__ = ["FoldedIndex"]
+__all__ = ["INDEX_KPOOL", "FoldedIndex"]
 
+INDEX_KPOOL = "index_kpool"
+"""Fact: neighbouring tokens that share an index key."""
 _INDEX_BYTES: Mapping[str, int] = MappingProxyType({"bf16": 2, "fp8_e4m3fn": 1})
 """Formats of index keys to the bytes of a value; fp8 ones have no scales."""
-_FORMAT, _VALUES, _RATIO = "index_format", "index_values", "index_ratio"
+_FORMAT, _VALUES = "index_format", "index_values"
 
 
 class FoldedIndex(Kept):
@@ -28,7 +30,7 @@ class FoldedIndex(Kept):
 
     def facts(self) -> tuple[str, ...]:
         """See Kept."""
-        return _FORMAT, _VALUES, _RATIO
+        return _FORMAT, _VALUES, INDEX_KPOOL
 
     def required_roles(self) -> tuple[str, ...]:
         """See Kept."""
@@ -45,13 +47,10 @@ class FoldedIndex(Kept):
     def parts(self) -> tuple[Part, ...]:
         """See Kept."""
         index_format = text_fact(self._description, _FORMAT, known=_INDEX_BYTES)
-        values, ratio = (integer_fact(self._description, name) for name in (_VALUES, _RATIO))
-        size = self._description.page_size
-        if values < 1 or ratio < 1 or size % ratio:
-            msg = (
-                f"family {FAMILY!r}: {_VALUES} {values} and {_RATIO} {ratio} do not fit a page of {size} slots; a page "
-                f"must have whole groups, or its last one is open at its end"
-            )
+        values = integer_fact(self._description, _VALUES)
+        keys, value_format = folded_keys(self._description, INDEX_KPOOL, index_format)
+        if values < 1:
+            msg = f"family {FAMILY!r}: fact {_VALUES!r} is {values}; state how many values an index key has"
             raise ContractError(msg)
         part = role_part(
             self._description,
@@ -61,7 +60,7 @@ class FoldedIndex(Kept):
             layers=layers_in(self._description, KV),
             drafts=len(self._description.buffers.get("draft_k", ())),
             rows_are_pages=True,
-            value_format=f"{index_format}, a key for {ratio} tokens",
-            row_bytes=size // ratio * values * _INDEX_BYTES[index_format],
+            value_format=value_format,
+            row_bytes=keys * values * _INDEX_BYTES[index_format],
         )
         return (part,)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from kvlinker.description import KVCacheDescription
 from kvlinker.errors import ContractError
-from kvlinker.layouts import integer_fact, text_fact
+from kvlinker.layouts import integer_fact, require_page_rows, text_fact
 from kvlinker.pools import KV
 from kvlinker_mamba.layers import FAMILY, layers_in
 from kvlinker_mamba.parts import (
@@ -19,7 +19,7 @@ from kvlinker_mamba.parts import (
     spans_of_roles,
 )
 
-__all__ = ["HEAD_BYTES", "ROWS_ARE_PAGES", "DraftHeads", "Heads"]
+__all__ = ["HEAD_BYTES", "ROWS_ARE_PAGES", "SCALED_FORMATS", "DraftHeads", "Heads"]
 
 ROWS_ARE_PAGES: Mapping[str, bool] = MappingProxyType(
     {
@@ -33,6 +33,13 @@ HEAD_BYTES: Mapping[str, int] = MappingProxyType(
     {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3fn": 1, "fp8_e5m2": 1}
 )
 """Formats whose sizes are known, for caches that no engine has described yet."""
+SCALED_FORMATS = (
+    # Two values a byte; 16 share an exponent (NVFP4 has e4m3 scales).
+    "fp4_e2m1_block16_e8m0",
+    # 32 values share an exponent; the exponents of a page of 128 slots are interleaved.
+    "mxfp8_e4m3fn_block32_interleaved",
+)
+"""Formats of values that have scales in buffers; what scales are, and in which order, is in the name."""
 
 
 class Heads(Kept):
@@ -72,7 +79,8 @@ class Heads(Kept):
         """See Kept."""
         layers, drafts = layers_in(self._description, self._pool), self.draft_layers()
         layout = text_fact(self._description, self._fact("kv_layout"), known=ROWS_ARE_PAGES)
-        value_format = text_fact(self._description, self._fact("kv_format"))
+        known = SCALED_FORMATS if self._is_scaled() else None
+        value_format = text_fact(self._description, self._fact("kv_format"), known=known)
         if ROWS_ARE_PAGES[layout]:
             spans = spans_of_roles(self._description, (*self._values, *draft_roles(self._values)))
             require_whole_pages(self._description, spans)
@@ -100,6 +108,13 @@ class Heads(Kept):
             rows_are_pages=True,
             value_format=f"{value_format}_scale",
         )
+        for role in (*self._values, *draft_roles(self._values)):
+            require_page_rows(
+                self._description,
+                f"{role}_scale",
+                beside=role,
+                rows_are_pages=ROWS_ARE_PAGES[layout],
+            )
         return values, scales
 
     def _refuse_scales(self) -> None:

@@ -7,9 +7,10 @@ from types import MappingProxyType
 
 from kvlinker.description import IndexerKind
 from kvlinker.errors import ContractError
-from kvlinker.layouts import integer_fact, require_row_bytes, text_fact
+from kvlinker.layouts import folded_keys, integer_fact, require_row_bytes, text_fact
 from kvlinker.pools import KV
 from kvlinker.spans import BufferSpan
+from kvlinker_mamba.folded import INDEX_KPOOL
 from kvlinker_mamba.layers import FAMILY, layers_in
 from kvlinker_mamba.parts import Kept, Part, draft_roles, role_part
 
@@ -26,8 +27,6 @@ _PACKED_BYTES = 512 + 4 * 4 + 64 * 2
 """512 e4m3 values, 4 fp32 scales, 64 rope values in bf16."""
 _INDEX_BYTES: Mapping[str, int] = MappingProxyType({"fp8_e4m3fn_fp32_scale": 128 + 4})
 """Bytes of an index key: e4m3 values and one scale; a page has all keys, then all scales."""
-_KPOOL = "index_kpool"
-"""Fact: neighbouring tokens that share an index key; 1 where it is not stated."""
 
 
 def latent_bytes(kv_format: str, values: int) -> int:
@@ -90,7 +89,7 @@ class SparseLatent(Latent):
 
     def facts(self) -> tuple[str, ...]:
         """See Kept."""
-        return (*super().facts(), "index_format", _KPOOL)
+        return (*super().facts(), "index_format", INDEX_KPOOL)
 
     def required_roles(self) -> tuple[str, ...]:
         """See Kept."""
@@ -146,8 +145,7 @@ class SparseLatent(Latent):
         }
         spans = (*own.values(), *drafts.values())
         index_format = text_fact(self._description, "index_format", known=_INDEX_BYTES)
-        tokens = self._tokens_per_key()
-        keys = self._description.page_size // tokens
+        keys, value_format = folded_keys(self._description, INDEX_KPOOL, index_format, unstated=1)
         require_row_bytes(self._description, spans, keys * _INDEX_BYTES[index_format])
         return Part(
             name="indexer",
@@ -157,27 +155,8 @@ class SparseLatent(Latent):
             components=(spans,),
             drafts=tuple(drafts),
             rows_are_pages=True,
-            value_format=index_format
-            if tokens == 1
-            else f"{index_format}, a key for {tokens} tokens",
+            value_format=value_format,
         )
-
-    def _tokens_per_key(self) -> int:
-        """Return how many neighbouring tokens share an index key.
-
-        Raises:
-            ContractError: a page has no whole groups of them, so that one would be open at its end.
-        """
-        if _KPOOL not in self._description.facts:
-            return 1
-        tokens, size = integer_fact(self._description, _KPOOL), self._description.page_size
-        if tokens < 1 or size % tokens:
-            msg = (
-                f"family {FAMILY!r}: fact {_KPOOL!r} is {tokens}, of which a page of {size} slots has no whole number; "
-                f"state how many tokens share an index key"
-            )
-            raise ContractError(msg)
-        return tokens
 
     def _check_owner(self, layer: int, span: BufferSpan) -> None:
         indexer = self._description.layers[layer].indexer

@@ -15,6 +15,7 @@ from kvlinker.layouts import (
     pool_entry,
     pool_group,
     require_facts,
+    require_page_rows,
     require_paged_pools,
     require_roles,
     ride_along,
@@ -23,7 +24,7 @@ from kvlinker.layouts import (
 )
 from kvlinker.pools import KV, DevicePoolGroup
 from kvlinker_mha import planned
-from kvlinker_mha.formats import FACTS, FAMILY, ROWS_ARE_PAGES, SCALES, VALUES
+from kvlinker_mha.formats import FACTS, FAMILY, ROWS_ARE_PAGES, SCALED_FORMATS, SCALES, VALUES
 
 __all__ = [
     "build_direct_linker_pool_group",
@@ -152,6 +153,14 @@ def _check(description: KVCacheDescription) -> None:
         role_spans(description, role, count=drafts, per="draft layer")
     if _rows_are_pages(description):
         _check_pages(description)
+    if _is_scaled(description):
+        _check_scale_rows(description)
+
+
+def _check_scale_rows(description: KVCacheDescription) -> None:
+    paged = _rows_are_pages(description)
+    for role in (*VALUES, *_drafts_of(VALUES)):
+        require_page_rows(description, f"{role}_scale", beside=role, rows_are_pages=paged)
 
 
 def _check_scales(description: KVCacheDescription) -> None:
@@ -162,6 +171,8 @@ def _check_scales(description: KVCacheDescription) -> None:
             f"expected {list(SCALES)}); values restored with another page's scales are wrong"
         )
         raise ContractError(msg)
+    if _is_scaled(description):
+        text_fact(description, "kv_format", known=SCALED_FORMATS)
     if given and not _is_scaled(description):
         msg = f"family {FAMILY!r}: kv_scaled is 0, but scales {given} are described; state kv_scaled as 1"
         raise ContractError(msg)

@@ -8,6 +8,7 @@ from kvlinker.layouts import (
     DRAFT_LAYERS,
     integer_fact,
     require_facts,
+    require_page_rows,
     require_paged_pools,
     require_roles,
     role_spans,
@@ -39,10 +40,11 @@ def check(description: KVCacheDescription) -> None:
     _check_pools(description)
     _check_roles(description)
     for kind in KINDS:
-        kind.value_format(description)
         _check_scales(description, kind)
+        kind.value_format(description)
         _check_spans(description, kind)
         _check_rows(description, kind)
+        _check_scale_rows(description, kind)
     _check_drafts(description)
 
 
@@ -116,6 +118,14 @@ def _check_spans(description: KVCacheDescription, kind: LayerKind) -> None:
         role_spans(description, role, count=layers, per=f"layer of {kind.attention}")
     for role in kind.draft_roles(names):
         role_spans(description, role, count=drafts, per="draft layer")
+
+
+def _check_scale_rows(description: KVCacheDescription, kind: LayerKind) -> None:
+    if not kind.is_scaled(description):
+        return
+    paged = kind.rows_are_pages(description)
+    for role in (*kind.roles(VALUES), *kind.draft_roles(VALUES)):
+        require_page_rows(description, f"{role}_scale", beside=role, rows_are_pages=paged)
 
 
 def _draft_count(description: KVCacheDescription, kind: LayerKind, names: tuple[str, ...]) -> int:

@@ -21,6 +21,7 @@ __all__ = [
     "FULL",
     "KINDS",
     "ROWS_ARE_PAGES",
+    "SCALED_FORMATS",
     "SCALES",
     "SWA",
     "VALUES",
@@ -59,6 +60,13 @@ VALUE_BYTES: Mapping[str, int] = MappingProxyType(
     {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3fn": 1, "fp8_e5m2": 1}
 )
 """Formats whose sizes are known, for caches that no engine has described yet."""
+SCALED_FORMATS = (
+    # Two values a byte; 16 share an exponent (NVFP4 has e4m3 scales).
+    "fp4_e2m1_block16_e8m0",
+    # 32 values share an exponent; the exponents of a page of 128 slots are interleaved.
+    "mxfp8_e4m3fn_block32_interleaved",
+)
+"""Formats of values that have scales in buffers; what scales are, and in which order, is in the name."""
 _CHUNKED = frozenset({"chunked", "chunked_attention"})
 
 
@@ -92,8 +100,10 @@ class LayerKind:
 
         Raises:
             ContractError: the fact is missing, or no text.
+            UnsupportedKVCacheError: they are scaled, and it is unknown how.
         """
-        return text_fact(description, self._fact(description, "kv_format"))
+        known = SCALED_FORMATS if self.is_scaled(description) else None
+        return text_fact(description, self._fact(description, "kv_format"), known=known)
 
     def rows_are_pages(self, description: KVCacheDescription) -> bool:
         """Return whether a row of its buffers is a page.
