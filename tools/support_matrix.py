@@ -32,7 +32,13 @@ What is moved and what is refused, as tests proved it that passed.
 
 
 def render(records: Sequence[Record]) -> str:
-    """Return the document."""
+    """Return the document.
+
+    Raises:
+        ValueError: a record would be in no table.
+    """
+    for record in records:
+        _check_is_shown(record)
     levels = "".join(f"| {level} | {text} |\n" for level, text in LEVELS.items())
     tests = sorted({record.test for record in records})
     numbers = {test: f"T{number}" for number, test in enumerate(tests, 1)}
@@ -44,12 +50,22 @@ def render(records: Sequence[Record]) -> str:
     return "\n".join([*sections, f"## Tests\n\n{listed}"])
 
 
+def _check_is_shown(record: Record) -> None:
+    where = f"{record.test} {record.case}".rstrip()
+    if record.engine not in _ENGINES:
+        msg = f"{where}: no section for the engine {record.engine!r}; there are {sorted(_ENGINES)}"
+        raise ValueError(msg)
+    if record.level not in {"refused", *LEVELS}:
+        msg = f"{where}: no column for the level {record.level!r}; there are {sorted(LEVELS)}"
+        raise ValueError(msg)
+
+
 def _proofs(name: str, records: Sequence[Record], numbers: dict[str, str]) -> Iterator[str]:
     proofs = [record for record in records if record.level != "refused"]
     levels = [level for level in LEVELS if any(record.level == level for record in proofs)]
     if not proofs:
         return
-    heads = ["family", "KV", "beside", "draft", *levels]
+    heads = ["family", "KV", "beside", "facts", "draft", *levels]
     table = [f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}\n"]
     for row in sorted({_row(record) for record in proofs}):
         of_row = [record for record in proofs if _row(record) == row]
@@ -58,8 +74,8 @@ def _proofs(name: str, records: Sequence[Record], numbers: dict[str, str]) -> It
     yield f"## {name}\n\n{''.join(table)}"
 
 
-def _row(record: Record) -> tuple[str, str, str, str]:
-    return record.family, record.kv_format, record.formats, record.draft
+def _row(record: Record) -> tuple[str, ...]:
+    return record.family, record.kv_format, record.formats, record.facts, record.draft
 
 
 def _cell(records: Sequence[Record], numbers: dict[str, str]) -> str:

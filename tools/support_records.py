@@ -8,6 +8,8 @@
 
 `refuses(engine=...)` marks one that proves refusals, each by `record_property("refused", [what, message])`.
 `case="name"` names the parameter that tells the cases of a test apart; by default it is all of them.
+
+A mark whose parameter is not there fails where it is collected, and a marked test that is skipped fails.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ class Record:
     kv_format: str = ""
     formats: str = ""
     """Of what is kept beside."""
+    facts: str = ""
+    """All others of the description."""
     draft: str = ""
     level: str
     """`refused`, of a refusal."""
@@ -69,21 +73,27 @@ def read_records(path: Path) -> list[Record]:
 
 
 def record_of(record: Record, description: KVCacheDescription) -> Record:
-    """Return a record with the facts of a description."""
-    facts = {
-        name.removesuffix("_format"): str(value)
-        for name, value in description.facts.items()
+    """Return a record with all facts of a description, so that none of them changes unseen."""
+    facts = {name: str(value) for name, value in description.facts.items()}
+    pages = facts.pop("kv_family", "")
+    formats = {
+        name.removesuffix("_format"): facts.pop(name)
+        for name in sorted(facts)
         if name.endswith("_format")
     }
-    pages = description.facts.get("kv_family")
     scaled = " with scales" if description.facts.get("kv_scaled") else ""
     return replace(
         record,
         family=f"{description.family} beside {pages}" if pages else description.family,
-        kv_format=facts.pop("kv", "") + scaled,
-        formats=", ".join(f"{name} {value}" for name, value in sorted(facts.items())),
+        kv_format=formats.pop("kv", "") + scaled,
+        formats=_listed(formats),
+        facts=_listed(facts),
         draft="yes" if any(role.startswith("draft_") for role in description.buffers) else "",
     )
+
+
+def _listed(facts: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,11 +107,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marks and the recorder."""
+    """Register the marks and the recorder.
+
+    Raises:
+        UsageError: there is nothing to compare with, and nothing is written either.
+    """
     for name, text in _MARKS.items():
         config.addinivalue_line("markers", f"{name}: {text}")
     target: Path | None = config.getoption("--support-record")
-    known = [] if target else read_records(config.rootpath / RECORDS)
+    path = config.rootpath / RECORDS
+    if not target and not path.exists():
+        msg = f"no {path} to compare marked tests with; run in the repository, or give --support-record FILE"
+        raise pytest.UsageError(msg)
+    known = None if target else read_records(path)
     is_worker = "workerinput" in vars(config)
     config.pluginmanager.register(SupportRecorder(None if is_worker else target, known))
 
@@ -109,16 +127,29 @@ def pytest_configure(config: pytest.Config) -> None:
 class SupportRecorder:
     """Gathers what passed, or fails a marked test that proves something else than is known."""
 
-    def __init__(self, target: Path | None, known: Sequence[Record]) -> None:
-        """Take the file to write, and what is known, where nothing is to be written."""
+    def __init__(self, target: Path | None, known: Sequence[Record] | None) -> None:
+        """Take the file to write, and what is known; None compares with nothing."""
         self._target = target
+        self._compares = known is not None
         self._known: dict[_CASE, set[str]] = defaultdict(set)
-        for record in known:
+        for record in known or ():
             self._known[record.test, record.case].add(record_line(record))
         self._gone: dict[str, list[str]] = {}
         self._proved: dict[_CASE, set[str]] = defaultdict(set)
         self._failed: set[str] = set()
-        """Tests of which a case failed."""
+        """Tests of which a case did not pass."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Fail what has a mark that proves nothing, since its parameter is not there."""
+        report = yield
+        if report.passed and (problems := sorted(set(_astray(collector, report.result)))):
+            report.outcome = "failed"
+            report.longrepr = "\n".join(problems)
+            report.result = []
+        return report
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
@@ -139,13 +170,16 @@ class SupportRecorder:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Add what a test proved to its report, and fail it where that is not known."""
+        """Add what a test proved to its report, and fail it where that is not known or it was skipped."""
         report = yield
-        claims = list(_claims(item)) if call.when == "call" else []
-        if not claims:
-            return report
+        claims = list(_claims(item))
         if not report.passed:
             report.user_properties.append((_PROPERTY, [[test, "", ""] for test, _, _ in claims]))
+            if claims and report.skipped:
+                why = report.longreprtext
+                _fail(report, f"the test is marked, and was skipped or expected to fail\n{why}")
+            return report
+        if not claims or call.when != "call":
             return report
         proved = [
             [test, case, record_line(record)]
@@ -156,8 +190,7 @@ class SupportRecorder:
         ]
         report.user_properties.append((_PROPERTY, proved))
         if problem := self._problem(claims, proved):
-            report.outcome = "failed"
-            report.longrepr = problem
+            _fail(report, problem)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -169,7 +202,7 @@ class SupportRecorder:
                     self._proved[test, case].add(line)
 
     def pytest_sessionfinish(self) -> None:
-        """Write the file; a test of which a case failed proved nothing."""
+        """Write the file; a test of which a case did not pass proved nothing."""
         if self._target is None:
             return
         lines = sorted(
@@ -187,7 +220,7 @@ class SupportRecorder:
         lines = {line for _, _, line in proved}
         if not lines:
             return "the test is marked, and stated neither a description nor a refusal"
-        if not self._known:
+        if not self._compares:
             return ""
         known = {line for test, case, _ in claims for line in self._known[test, case]}
         gone = sorted(case for test, _, _ in claims for case in self._gone.get(test, ()))
@@ -199,11 +232,43 @@ class SupportRecorder:
         )
 
 
+def _fail(report: pytest.TestReport, problem: str) -> None:
+    report.outcome = "failed"
+    report.longrepr = problem
+    # Pytest counts no failure that was expected.
+    vars(report).pop("wasxfail", None)
+
+
+def _astray(
+    collector: pytest.Collector, found: Sequence[pytest.Item | pytest.Collector]
+) -> Iterator[str]:
+    """Yield a message for each mark of an item without its parameter, or of a collector with no item that has it."""
+    items = [item for item in found if isinstance(item, pytest.Item)]
+    marked = [*((item, [item]) for item in items), (collector, items)]
+    for node, claiming in marked:
+        for mark in node.own_markers:
+            wanted = _wanted(mark)
+            if mark.name in _MARKS and not any(_has(item, wanted) for item in claiming):
+                yield (
+                    f"{node.nodeid.partition('[')[0]} is marked {mark.name}, and no test there has a parameter "
+                    f"{wanted!r}; name one in of= or case="
+                )
+
+
+def _wanted(mark: pytest.Mark) -> str | None:
+    wanted: str | None = mark.kwargs.get("of", mark.kwargs.get("case"))
+    return wanted
+
+
+def _has(item: pytest.Item, wanted: str | None) -> bool:
+    return wanted is None or wanted in _parameters(item)
+
+
 def _claims(item: pytest.Item) -> Iterator[tuple[str, str, pytest.Mark]]:
     """Yield the test, the case and the mark of everything that an item is marked to prove."""
     test, parameters = item.nodeid.partition("[")[0], _parameters(item)
     for mark in (*item.iter_markers("supports"), *item.iter_markers("refuses")):
-        wanted = mark.kwargs.get("of", mark.kwargs.get("case"))
+        wanted = _wanted(mark)
         if wanted is None:
             yield test, item.nodeid.partition("[")[2].removesuffix("]"), mark
         elif wanted in parameters:
