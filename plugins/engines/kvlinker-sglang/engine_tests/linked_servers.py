@@ -28,19 +28,33 @@ def prompt_of(length: int, *, seed: int = 0) -> list[int]:
     return [generator.randrange(3, VOCABULARY) for _ in range(length)]
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
+def wait_for(
+    condition: Callable[[], bool], what: str, *, limit_seconds: float = _LIMIT_SECONDS
+) -> None:
     """Return once the condition holds; TimeoutError names what did not come."""
-    limit = time.monotonic() + _LIMIT_SECONDS
+    limit = time.monotonic() + limit_seconds
     while not condition():
         if time.monotonic() > limit:
             raise TimeoutError(what)
         time.sleep(0.02)
 
 
-def answer_without_cache(client: Client, prompt: Sequence[int], *, new_tokens: int = 8) -> Answer:
-    """Return the answer of the same server to a prompt that nobody ever asked: a salt of its own keeps it apart."""
-    salt = f"nobody {random.getrandbits(64)}"
-    answer = client.generate(prompt, new_tokens=new_tokens, extra={"extra_key": salt})
+def answer_without_cache(
+    client: Client,
+    prompt: Sequence[int],
+    *,
+    new_tokens: int = 8,
+    extra: Mapping[str, object] | None = None,
+) -> Answer:
+    """Return the answer of the same server to a prompt that nobody ever asked: a salt of its own keeps it apart.
+
+    `extra` is added to the body, as by `Client.generate`; its salt, if any, is replaced.
+    """
+    # Ends in a space: SGLang puts an adapter's id right behind the salt.
+    salt = f"nobody {random.getrandbits(64)} "
+    answer = client.generate(
+        prompt, new_tokens=new_tokens, extra={**(extra or {}), "extra_key": salt}
+    )
     assert answer.cached_tokens == 0
     return answer
 

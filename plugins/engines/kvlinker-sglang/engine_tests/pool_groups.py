@@ -1,19 +1,33 @@
-"""Groups that the installed plugins make of the real SGLang's pools."""
+"""Groups that the installed plugins make of the real SGLang's pools, and their pages stored and read back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 
+from linked_servers import wait_for
+
 from kvlinker.description import DescribeRequest, KVCacheDescription
+from kvlinker.device import HostAccess, DeviceEvent
 from kvlinker.discovery import load_plugins
 from kvlinker.installed import PluginKind
+from kvlinker.keys import KeyNamespace
+from kvlinker.linker import Linker
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.registry import PluginRegistry
 from kvlinker.selection import build_group, describe_cache, select_strategy
+from kvlinker.store import Store
 from kvlinker.testing.engines import PoolExample
+from kvlinker.transfers import PoolTransfer
 
-__all__ = ["PoolGroup", "group_of", "installed_plugins"]
+__all__ = ["KEYS", "PoolGroup", "group_of", "installed_plugins", "load", "offload"]
+
+KEYS = ("first", "second")
+"""Of the pages that tests store."""
+_NAMESPACE = KeyNamespace(model_id="tiny", producer="sglang")
+_LIMIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -53,3 +67,35 @@ def group_of(example: PoolExample) -> PoolGroup:
         description=description,
         group=build_group(select_strategy(description, registry), description),
     )
+
+
+def offload(
+    group: DevicePoolGroup,
+    transfers: Sequence[PoolTransfer],
+    store: Store,
+    *,
+    ready: Sequence[DeviceEvent] = (),
+    until: Callable[[], None] = lambda: None,
+    limit_seconds: float = _LIMIT_SECONDS,
+) -> None:
+    """Store pages once `ready` is done, and do something meanwhile.
+
+    Raises:
+        TimeoutError: they were not stored within the limit.
+    """
+    with closing(Linker(group, store, _NAMESPACE, device=HostAccess())) as linker:
+        assert linker.offload(transfers, ready=ready)
+        until()
+        wait_for(
+            lambda: linker.num_completed_offloads() > 0,
+            "the end of an offload",
+            limit_seconds=limit_seconds,
+        )
+        assert linker.pop_completed_offload()
+
+
+def load(group: DevicePoolGroup, transfers: Sequence[PoolTransfer], store: Store) -> None:
+    """Read pages back, all layers of them."""
+    with closing(Linker(group, store, _NAMESPACE, device=HostAccess())) as linker:
+        assert linker.load("request", transfers)
+        assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())

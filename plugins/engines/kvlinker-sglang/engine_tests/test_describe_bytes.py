@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import torch
 from described_pools import DESCRIBED
 from engine_reads import Rows, contents, fill_at_random, overwrite, rows_of, state_rows
-from pool_groups import PoolGroup, group_of
+from pool_groups import KEYS, PoolGroup, group_of, load, offload
 
 from kvlinker.description import IndexerKind, KVCacheDescription
-from kvlinker.device import HostAccess
-from kvlinker.keys import KeyNamespace
-from kvlinker.linker import Linker
 from kvlinker.testing.engines import PoolExample
 from kvlinker.testing.memory_store import MemoryStore
 from kvlinker.transfers import HitPolicy, PoolTransfer
 
-NAMESPACE = KeyNamespace(model_id="tiny", producer="sglang")
-KEYS = ("first", "second")
 POLICIES = {
     "kv": HitPolicy.ALL_PAGES,
     "swa": HitPolicy.TRAILING_PAGES,
@@ -77,22 +71,6 @@ def store() -> Iterator[MemoryStore]:
     store.close()
 
 
-def offload(worker: PoolGroup, store: MemoryStore) -> None:
-    linker = Linker(worker.group, store, NAMESPACE, device=HostAccess())
-    assert linker.offload(transfers(worker, STORED))
-    while not linker.num_completed_offloads():
-        time.sleep(0.001)
-    assert linker.pop_completed_offload()
-    linker.close()
-
-
-def load(worker: PoolGroup, store: MemoryStore) -> None:
-    linker = Linker(worker.group, store, NAMESPACE, device=HostAccess())
-    assert linker.load("request", transfers(worker, LOADED))
-    assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
-    linker.close()
-
-
 @pytest.mark.supports(engine="sglang", level="pool")
 def test_pages_come_back_to_other_slots_of_another_process(
     example: PoolExample, store: MemoryStore, proves: Callable[[KVCacheDescription], None]
@@ -100,11 +78,11 @@ def test_pages_come_back_to_other_slots_of_another_process(
     first = group_of(example)
     proves(first.description)
     fill_at_random(rows(first, STORED), seed=1)
-    offload(first, store)
+    offload(first.group, transfers(first, STORED), store)
     second = group_of(example)
     overwrite(rows(second, LOADED), 0xFF)
 
-    load(second, store)
+    load(second.group, transfers(second, LOADED), store)
 
     expected, restored = contents(rows(first, STORED)), contents(rows(second, LOADED))
     assert len(restored) == len(expected) > 0
@@ -114,11 +92,11 @@ def test_pages_come_back_to_other_slots_of_another_process(
 def test_nothing_else_is_written(example: PoolExample, store: MemoryStore) -> None:
     first = group_of(example)
     fill_at_random(rows(first, STORED), seed=2)
-    offload(first, store)
+    offload(first.group, transfers(first, STORED), store)
     second = group_of(example)
     overwrite(rows(second, LOADED), 0xFF)
 
-    load(second, store)
+    load(second.group, transfers(second, LOADED), store)
 
     assert all(bool((found.read_others() == 0xFF).all()) for found in rows(second, LOADED))
 

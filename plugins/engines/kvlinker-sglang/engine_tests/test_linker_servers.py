@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ Start = Callable[[ServerOptions], Server]
 ModelFolder = Callable[[str], Path]
 SEVERAL = 12 * PAGE + 5
 WHOLE = 12 * PAGE
+FAMILIES = {"llama": "mha", "sliding": "swa", "latent": "mla"}
+"""Of the models that are served, each by the strategy of that name."""
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +135,10 @@ def test_b35_a_salt_keeps_requests_apart_in_the_store_too(client: Client, link: 
     engine="sglang",
     level="server",
     case="model",
-    family={"llama": "mha", "sliding": "swa", "latent": "mla"},
+    family=FAMILIES,
     kv_format="bf16",
 )
-@pytest.mark.parametrize("model", ["llama", "sliding", "latent"])
+@pytest.mark.parametrize("model", FAMILIES)
 def test_what_a_server_has_forgotten_is_read_back_by_it_and_by_the_next_one(
     start_server: Start, model_folder: ModelFolder, tmp_path: Path, model: str
 ) -> None:
@@ -152,6 +155,7 @@ def test_what_a_server_has_forgotten_is_read_back_by_it_and_by_the_next_one(
     first = server.client.generate(prompt)
     warm = server.client.generate(prompt)
     too_short = server.client.generate(short)
+    log = server.log_text()
 
     assert (cold.host_tokens, cold.device_tokens) == (0, 0)
     assert (restored.host_tokens, restored.device_tokens) == (WHOLE, 0)
@@ -162,6 +166,8 @@ def test_what_a_server_has_forgotten_is_read_back_by_it_and_by_the_next_one(
     assert counted["tokens_total/landed"] == WHOLE
     assert counted.tokens_close
     assert not counted.labels("errors_total")
+    assert re.findall(r"kvlinker: strategy (\S+) \(", log) == [FAMILIES[model]] * 2
+    assert set(re.findall(r"KV Cache is allocated\. dtype: (\S+),", log)) == {"torch.bfloat16"}
 
 
 def test_l10_a_server_that_is_stopped_leaves_a_store_that_the_next_one_reads(

@@ -8,16 +8,16 @@ but pages move while a transfer waits, and a linker of SGLang's has no say in th
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pool_groups
 import pytest
 import torch
-from pool_groups import installed_plugins
+from pool_groups import KEYS, installed_plugins
 from real_pools import heads_pool
 from sglang.srt.arg_groups.kv_cache_hook import handle_unified_memory_pool
 from sglang.srt.arg_groups.kv_shard_hook import handle_kv_cache_sharding
@@ -29,18 +29,13 @@ from unified_pools import UnifiedMemory, heads_memory, latent_memory, windows_me
 
 import kvlinker_sglang
 from kvlinker.description import DescribeRequest, IndexArray, KVCacheDescription
-from kvlinker.device import HostAccess
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import ContractError
-from kvlinker.keys import KeyNamespace
-from kvlinker.linker import Linker
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.selection import build_group, select_strategy
 from kvlinker.testing.memory_store import MemoryStore
 from kvlinker.transfers import HitPolicy, PoolTransfer
 
-NAMESPACE = KeyNamespace(model_id="tiny", producer="sglang")
-KEYS = ("first", "second")
 PAGE = 4
 each_memory = pytest.mark.parametrize(
     "make", [heads_memory, windows_memory], ids=["mha-bf16", "swa-bf16"]
@@ -85,22 +80,23 @@ def offload(
     memory: UnifiedMemory, slots: torch.Tensor, store: MemoryStore, *, until: Callable[[], None]
 ) -> None:
     """Store pages behind a forward that still runs, and do something meanwhile."""
-    linker = Linker(group_over(memory.description), store, NAMESPACE, device=HostAccess())
     forward = Forward()
-    assert linker.offload(transfers(memory, slots), ready=[forward])
-    until()
-    forward.finish()
-    while not linker.num_completed_offloads():
-        time.sleep(0.001)
-    assert linker.pop_completed_offload()
-    linker.close()
+
+    def finish() -> None:
+        until()
+        forward.finish()
+
+    pool_groups.offload(
+        group_over(memory.description),
+        transfers(memory, slots),
+        store,
+        ready=[forward],
+        until=finish,
+    )
 
 
 def load(memory: UnifiedMemory, slots: torch.Tensor, store: MemoryStore) -> None:
-    linker = Linker(group_over(memory.description), store, NAMESPACE, device=HostAccess())
-    assert linker.load("request", transfers(memory, slots))
-    assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
-    linker.close()
+    pool_groups.load(group_over(memory.description), transfers(memory, slots), store)
 
 
 def values(memory: UnifiedMemory, slots: torch.Tensor) -> list[torch.Tensor]:
@@ -109,6 +105,18 @@ def values(memory: UnifiedMemory, slots: torch.Tensor) -> list[torch.Tensor]:
 
 def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     return len(found) == len(expected) > 0 and all(map(torch.equal, found, expected))
+
+
+def test_pages_behind_a_forward_that_never_ends_are_waited_for_within_a_limit(
+    store: MemoryStore,
+) -> None:
+    memory = heads_memory()
+    stored = transfers(memory, memory.allocator.alloc(2))
+
+    with pytest.raises(TimeoutError, match="the end of an offload"):
+        pool_groups.offload(
+            group_over(memory.description), stored, store, ready=[Forward()], limit_seconds=0.1
+        )
 
 
 # ---- unified memory ---------------------------------------------------------------------------
@@ -230,7 +238,7 @@ TWO_PAGES = torch.arange(2 * PAGE, 4 * PAGE)
 def test_pages_of_two_ranks_are_one_place_to_a_translation_of_slots() -> None:
     entry = interleaved(PLACEMENT.local_index)
 
-    with pytest.raises(ContractError, match="page"):
+    with pytest.raises(ContractError, match="pool 'kv': page 1 is named 2 times"):
         entry.prepare_locations(entry.translate_indices(TWO_PAGES))
 
 
