@@ -10,7 +10,7 @@ from functools import cache
 from linked_servers import wait_for
 
 from kvlinker.description import DescribeRequest, KVCacheDescription
-from kvlinker.device import HostAccess, DeviceEvent
+from kvlinker.device import DeviceEvent, HostAccess
 from kvlinker.discovery import load_plugins
 from kvlinker.installed import PluginKind
 from kvlinker.keys import KeyNamespace
