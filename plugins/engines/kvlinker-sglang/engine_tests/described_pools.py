@@ -107,7 +107,6 @@ _SCALED = (
         drafts=_packed(partial(fp4_heads_pool, layers=1)),
     ),
     _example("mha-mxfp8", mxfp8_heads_pool, page_size=128, excused=_HEADS),
-    _example("mha-mxfp8_flat", partial(mxfp8_heads_pool, page_size=16), excused=_HEADS),
     _example(
         "mha-mxfp8_draft",
         mxfp8_heads_pool,

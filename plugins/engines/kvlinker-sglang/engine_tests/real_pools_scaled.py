@@ -11,9 +11,9 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPoolFP4, MHATokenToKVPo
 __all__ = ["fp4_heads_pool", "mxfp8_heads_pool"]
 
 
-def fp4_heads_pool(*, layers: int = 3, page_size: int = 16) -> object:
-    """Return an `MHATokenToKVPoolFP4` of 16 pages."""
-    return _pool(MHATokenToKVPoolFP4, torch.float4_e2m1fn_x2, layers, page_size)
+def fp4_heads_pool(*, layers: int = 3, page_size: int = 16, more_slots: int = 0) -> object:
+    """Return an `MHATokenToKVPoolFP4` of 16 pages, and of slots behind them that may fill none."""
+    return _pool(MHATokenToKVPoolFP4, torch.float4_e2m1fn_x2, layers, page_size, more_slots)
 
 
 def mxfp8_heads_pool(*, layers: int = 3, page_size: int = 128) -> object:
@@ -26,11 +26,12 @@ def _pool(
     dtype: torch.dtype,
     layers: int,
     page_size: int,
+    more_slots: int = 0,
 ) -> object:
     publish_configuration()
 
     return kind(
-        size=16 * page_size,
+        size=16 * page_size + more_slots,
         page_size=page_size,
         dtype=dtype,
         head_num=2,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from described_pools import DESCRIBED
 from pool_groups import group_of
 from real_pools import heads_pool, latent_pool, publish_configuration, sparse_pool, v4_pool
+from real_pools_scaled import fp4_heads_pool
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.runtime_context import get_parallel
 from transformers import PretrainedConfig
@@ -16,6 +18,7 @@ from transformers import PretrainedConfig
 import kvlinker_sglang
 from kvlinker.description import DescribeRequest, IndexerKind, KVCacheDescription, RankAxis
 from kvlinker.errors import StalePoolError
+from kvlinker.testing.engines import PoolExample
 from kvlinker_sglang.describe.sparse import shared_index_layers
 
 BY_NAME = {example.name: example for example in DESCRIBED}
@@ -128,6 +131,20 @@ def test_windows_are_described_under_the_slots_that_the_tree_hands_over() -> Non
 
     assert pages.tolist() == swa.tolist() != full.tolist()
     assert made.description.index_maps == {}
+
+
+def test_slots_that_fill_no_page_have_no_row_of_scales() -> None:
+    example = PoolExample(
+        name="tail", make=partial(fp4_heads_pool, more_slots=5), page_size=16, excused={}
+    )
+
+    made = group_of(example)
+
+    # 16 pages, and the one that SGLang keeps for padding; scales of 2 heads of 64 values each.
+    (span, *_) = made.description.buffers["k_scale"]
+    assert (span.rows, span.row_bytes) == (17, 16 * 2 * 64 // 16)
+    assert span.base_ptr == made.target.k_scale_buffer[0].data_ptr()  # type: ignore[attr-defined]  # a real pool
+    assert [span.rows for span in made.description.buffers["k"]] == [17 * 16 + 5] * 3
 
 
 # ---- life time --------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from pkgutil import walk_packages
 
 import pytest
 import torch
+from hybrid_pools import request_pool
+from indexed_pools import qsa_pool
 from pool_groups import installed_plugins
 from real_pools import (
     heads_pool,
@@ -20,6 +22,7 @@ from real_pools import (
     v4_pool,
     windows_pool,
 )
+from real_pools_scaled import fp4_heads_pool, mxfp8_heads_pool
 from sglang.kernels.ops.attention.dsv4.kv_layout import KVLayout
 from sglang.srt import mem_cache
 from sglang.srt.environ import envs
@@ -180,6 +183,50 @@ def test_b96_another_page_size_is_refused_with_both(make: Callable[[], object]) 
         describe(make(), 64, facts={"sliding_window": 40})
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("kv_cache_layout", "hnd", "laid out as 'hnd'"),
+        ("store_dtype", torch.float8_e5m2, "keeps torch.float8_e5m2 values"),
+        ("post_capture_active", True, "post-capture sizing True"),
+    ],
+)
+@pytest.mark.parametrize(("make", "page_size"), [(fp4_heads_pool, 16), (mxfp8_heads_pool, 128)])
+def test_scaled_values_that_are_kept_otherwise_are_refused(
+    make: Callable[[], object], page_size: int, attribute: str, value: object, message: str
+) -> None:
+    pool = make()
+    setattr(pool, attribute, value)
+
+    with pytest.raises(UnsupportedKVCacheError, match=rf"the pool, a .*{message}"):
+        describe(pool, page_size)
+
+
+@pytest.mark.refuses(engine="sglang")
+def test_mxfp8_scales_in_the_order_of_slots_are_refused(refused: Refused) -> None:
+    with refused(
+        "MHATokenToKVPoolMXFP8, scales not interleaved",
+        match=r"MHATokenToKVPoolMXFP8, keeps scales in the order of slots.*--page-size 128",
+    ):
+        describe(mxfp8_heads_pool(page_size=16))
+
+
+def test_a_draft_with_mxfp8_scales_in_the_order_of_slots_is_refused() -> None:
+    draft = mxfp8_heads_pool(layers=1)
+    draft.mxfp8_sf_interleaved = False  # type: ignore[attr-defined]  # a real pool
+
+    with pytest.raises(UnsupportedKVCacheError, match=r"draft pool 0, .* in the order of slots"):
+        describe(mxfp8_heads_pool(), 128, extras={PACKED: (draft,)})
+
+
+def test_an_mxfp8_pool_that_does_not_say_how_scales_lie_is_refused() -> None:
+    pool = mxfp8_heads_pool()
+    vars(pool).pop("mxfp8_sf_interleaved")
+
+    with pytest.raises(UnsupportedKVCacheError, match="lacks mxfp8_sf_interleaved"):
+        describe(pool, 128)
+
+
 # ---- latents ----------------------------------------------------------------------------------
 
 
@@ -261,11 +308,44 @@ def test_index_keys_of_several_tokens_that_are_not_weighed_are_refused(refused: 
         describe(sparse_pool(index_kpool=2), 128)
 
 
+@pytest.mark.parametrize(("attribute", "value"), [("dcp_replicated", True), ("index_page_size", 8)])
+def test_index_keys_of_no_whole_groups_in_a_page_are_refused(attribute: str, value: object) -> None:
+    pool = sparse_pool()
+    setattr(pool, attribute, value)
+
+    with pytest.raises(UnsupportedKVCacheError, match=r"described are whole groups in each page"):
+        describe(pool, 64)
+
+
 def test_packed_rows_of_another_size_are_refused() -> None:
     pool = sparse_pool(dtype=torch.float8_e4m3fn, row_values=640)
 
     with pytest.raises(UnsupportedKVCacheError, match="packs a slot into 640 B"):
         describe(pool, 64)
+
+
+# ---- compressed sparse attention --------------------------------------------------------------
+
+
+def test_a_draft_without_index_keys_beside_a_target_with_some_is_refused() -> None:
+    requests = request_pool(draft_tokens=2)
+    extras = {"req_to_token_pool": requests, PACKED: (heads_pool(layers=1),)}
+
+    with pytest.raises(
+        UnsupportedKVCacheError,
+        match=r"draft pool 0 is of class .*MHATokenToKVPool, and only .*QSATokenToKVPool",
+    ):
+        describe(qsa_pool(requests), extras=extras)
+
+
+def test_index_keys_of_another_type_than_the_stated_one_are_refused() -> None:
+    requests = request_pool()
+    pool = qsa_pool(requests)
+    keys = pool.qsa_compressed_k_buffer_pool  # type: ignore[attr-defined]  # a real pool
+    keys[1] = keys[1].to(torch.float16)
+
+    with pytest.raises(UnsupportedKVCacheError, match=r"float16.* where torch.bfloat16 is stated"):
+        describe(pool, extras={"req_to_token_pool": requests})
 
 
 # ---- DeepSeek V4 ------------------------------------------------------------------------------

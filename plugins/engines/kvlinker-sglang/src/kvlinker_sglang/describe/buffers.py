@@ -12,7 +12,14 @@ from kvlinker.spans import BufferSpan
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HeldTensors", "attention_layers", "require_same_facts", "spans_of", "value_format"]
+__all__ = [
+    "HeldTensors",
+    "attention_layers",
+    "page_rows",
+    "require_same_facts",
+    "spans_of",
+    "value_format",
+]
 
 HeldTensors: TypeAlias = "Callable[[], Sequence[torch.Tensor]]"
 """Reads the tensors that a pool holds in a list."""
@@ -57,6 +64,12 @@ def spans_of(role: str, *held: HeldTensors) -> tuple[BufferSpan, ...]:
         )
         for i, (tensors, number) in enumerate(places)
     )
+
+
+def page_rows(held: torch.Tensor, rows_per_page: int) -> torch.Tensor:
+    """Return a tensor's own memory with a row for each whole page, and without rows that fill none."""
+    pages = len(held) // rows_per_page
+    return held[: pages * rows_per_page].view(pages, -1)
 
 
 def attention_layers(first: int, count: int) -> tuple[LayerFacts, ...]:

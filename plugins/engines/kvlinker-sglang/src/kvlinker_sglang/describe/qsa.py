@@ -14,6 +14,7 @@ from kvlinker.description import DescribeRequest, Fact, KVCacheDescription
 from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker_sglang.describe.buffers import (
     HeldTensors,
+    page_rows,
     require_same_facts,
     spans_of,
     value_format,
@@ -96,7 +97,7 @@ def _facts(pool: _IndexedPool, where: str) -> dict[str, Fact]:
             pool.qsa_compressed_dtype, pool.qsa_compressed_dtype, f"the index of {where}"
         ),
         "index_values": pool.qsa_index_kv_heads * pool.qsa_index_head_dim,
-        "index_ratio": pool.qsa_compress_ratio,
+        "index_kpool": pool.qsa_compress_ratio,
     }
 
 
@@ -104,9 +105,8 @@ def _keys_of(pool: _IndexedPool) -> HeldTensors:
     """Return what reads a pool's index keys, a row for each page."""
 
     def tensors() -> Sequence[torch.Tensor]:
-        keys = pool.qsa_compressed_page_size
         return [
-            held[: len(held) // keys * keys].view(len(held) // keys, -1)
+            page_rows(held, pool.qsa_compressed_page_size)
             for held in pool.qsa_compressed_k_buffer_pool
         ]
 

@@ -1,6 +1,6 @@
 """K and V in blocks with scales of their own: `MHATokenToKVPoolFP4` and `MHATokenToKVPoolMXFP8`.
 
-A row of scales is a page: SGLang's MXFP8 interleaves the scales of a page's slots, and the others are viewed so.
+A row of scales is a page: MXFP8's scales of a page's slots are interleaved, and those of fp4 are viewed so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from kvlinker.description import DescribeRequest, KVCacheDescription, LogicalPool
 from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker.spans import BufferSpan
-from kvlinker_sglang.describe.buffers import HeldTensors, attention_layers, spans_of
+from kvlinker_sglang.describe.buffers import HeldTensors, attention_layers, page_rows, spans_of
 from kvlinker_sglang.describe.classes import changed, class_name
 from kvlinker_sglang.describe.engine import sharded_over_all_ranks
 from kvlinker_sglang.describe.refusals import require_class
@@ -27,10 +27,10 @@ FP4_POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPoolFP4"
 MXFP8_POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPoolMXFP8"
 _FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        # Two values a byte, a scale for each 16 of them.
-        FP4_POOL: ("fp4_e2m1_block16", "torch.uint8"),
-        # A scale for each 32 values; pages of 128 slots interleave them, and others do not.
-        MXFP8_POOL: ("mxfp8_e4m3fn_block32", "torch.float8_e4m3fn"),
+        # Two values a byte, an exponent for each 16 of them (`FP4MXBlock16KVQuantizeUtil`); NVFP4's scales are e4m3.
+        FP4_POOL: ("fp4_e2m1_block16_e8m0", "torch.uint8"),
+        # An exponent for each 32 values, interleaved as FA4 reads them.
+        MXFP8_POOL: ("mxfp8_e4m3fn_block32_interleaved", "torch.float8_e4m3fn"),
     }
 )
 """Class to the name of its values, and the type that they are kept as."""
@@ -48,6 +48,14 @@ class _ScaledPool(Protocol):
     v_scale_buffer: list[torch.Tensor]
     kv_cache_layout: str
     post_capture_active: bool
+
+
+@runtime_checkable
+class _InterleavingPool(Protocol):
+    """What is read of a `MHATokenToKVPoolMXFP8` beside what scaled pools have."""
+
+    mxfp8_sf_interleaved: bool
+    """A row of scales is a page, and not a slot."""
 
 
 def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
@@ -82,7 +90,25 @@ def _scaled_pool(pool: object, kind: str, where: str, request: DescribeRequest) 
             f"run SGLang without SGLANG_USE_HND_KVCACHE and SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"
         )
         raise UnsupportedKVCacheError(msg)
+    if kind == MXFP8_POOL:
+        _require_interleaved(pool, where)
     return pool
+
+
+def _require_interleaved(pool: object, where: str) -> None:
+    """Refuse scales in the order of slots: SGLang writes none so, and one name of a format says one order.
+
+    Raises:
+        UnsupportedKVCacheError: they lie so.
+    """
+    if not isinstance(pool, _InterleavingPool):
+        raise changed(pool, _InterleavingPool)
+    if not pool.mxfp8_sf_interleaved:
+        msg = (
+            f"{where}, a {class_name(pool)}, keeps scales in the order of slots, and described are interleaved ones; "
+            f"run SGLang with --page-size 128"
+        )
+        raise UnsupportedKVCacheError(msg)
 
 
 def _roles(prefix: str, pools: Sequence[_ScaledPool]) -> dict[str, tuple[BufferSpan, ...]]:
@@ -104,7 +130,8 @@ def _values(pool: _ScaledPool, *, keys: bool) -> HeldTensors:
 
 def _scales(pool: _ScaledPool, *, keys: bool) -> HeldTensors:
     """Return what reads scales, a row for each page."""
+    in_a_page = 1 if isinstance(pool, _InterleavingPool) else pool.page_size
     return lambda: [
-        scales.view(pool.k_buffer[0].shape[0] // pool.page_size, -1)
+        page_rows(scales, in_a_page)
         for scales in (pool.k_scale_buffer if keys else pool.v_scale_buffer)
     ]
