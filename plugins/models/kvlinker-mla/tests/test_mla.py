@@ -30,6 +30,7 @@ ROW_BYTES = {
     "fp8_e4m3fn": 576,
     "fp8_packed_656": 656,
 }
+FP4 = "fp4_e2m1_block16_e8m0"
 
 
 def tensor_span(rows: int, row_bytes: int) -> BufferSpan:
@@ -143,6 +144,106 @@ def test_b08_every_byte_of_a_page_comes_back_in_other_pages_drafts_included(
     group = check_strategy(kvlinker_mla, description)
 
     check_round_trip(group, description, page_rows, {"kv": {1: 4, 5: 0, 2: 2}})
+
+
+# ---- scales -----------------------------------------------------------------------------------
+
+
+def describe_fp4(
+    layers: int = 3,
+    *,
+    drafts: int = 0,
+    page: int = PAGE,
+    scale_rows: int = PAGES,
+    allocate: Callable[[int, int], BufferSpan] | None = None,
+) -> KVCacheDescription:
+    """Describe latents of two values a byte, with an exponent for each 16 of them: 36 B a slot."""
+    span = allocate or MadeUpMemory().span
+    latents = describe(
+        layers, drafts=drafts, kv_format=FP4, row_bytes=288, page=page, allocate=allocate
+    )
+    scales = {
+        f"{role}_scale": tuple(span(scale_rows, page * 36) for _ in spans)
+        for role, spans in latents.buffers.items()
+    }
+    return replace(latents, buffers={**latents.buffers, **scales})
+
+
+def test_scales_are_an_entry_of_their_own_whose_rows_are_pages() -> None:
+    group = check_strategy(kvlinker_mla, describe_fp4())
+
+    latents, scales = group.entries
+    assert (latents.name, latents.rows_are_pages, latents.page_bytes) == ("kv", False, 3 * 16 * 288)
+    assert (scales.name, scales.rows_are_pages, scales.page_bytes) == (
+        "kv_scale",
+        True,
+        3 * 16 * 36,
+    )
+    assert (scales.indices_from_pool, scales.layer_mapping) == ("kv", latents.layer_mapping)
+    assert (latents.value_format, scales.value_format) == (FP4, f"{FP4}_scale")
+
+
+def test_a_token_of_deepseek_v3_takes_a_little_more_than_a_quarter_in_fp4() -> None:
+    group = check_strategy(kvlinker_mla, describe_fp4(61))
+
+    assert sum(entry.page_bytes for entry in group.entries) == PAGE * 61 * (288 + 36)
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 3])
+def test_b08_every_scale_of_a_page_comes_back_in_other_pages_drafts_included(drafts: int) -> None:
+    description = describe_fp4(drafts=drafts, allocate=tensor_span)
+    page_rows = {
+        role: PageRows("kv", 1 if role.endswith("scale") else PAGE) for role in description.buffers
+    }
+
+    group = check_strategy(kvlinker_mla, description)
+
+    check_round_trip(group, description, page_rows, {"kv": {1: 4, 5: 0, 2: 2}})
+
+
+@pytest.mark.parametrize("left_out", ["latent_scale", "draft_latent_scale"])
+def test_scaled_latents_without_their_scales_are_refused(left_out: str) -> None:
+    whole = describe_fp4(drafts=1)
+    buffers = {role: spans for role, spans in whole.buffers.items() if role != left_out}
+
+    with pytest.raises(ContractError, match=left_out):
+        kvlinker_mla.match_kv_cache(replace(whole, buffers=buffers))
+
+
+def test_scales_of_latents_without_any_are_refused() -> None:
+    scales = {"latent_scale": describe_fp4().buffers["latent_scale"]}
+
+    with pytest.raises(UnsupportedKVCacheError, match=r"buffers \['latent_scale'\] are unknown"):
+        kvlinker_mla.match_kv_cache(replace(describe(), buffers={**describe().buffers, **scales}))
+
+
+@pytest.mark.parametrize("rows", [PAGES - 1, PAGES + 1])
+def test_scales_without_a_row_for_each_page_are_refused(rows: int) -> None:
+    with pytest.raises(ContractError, match=f"has {rows} rows, expected {PAGES}, one per page of"):
+        kvlinker_mla.match_kv_cache(describe_fp4(scale_rows=rows))
+
+
+def test_draft_scales_without_a_row_for_each_page_are_refused() -> None:
+    whole, short = describe_fp4(drafts=1), describe_fp4(drafts=1, scale_rows=PAGES - 1)
+    draft = {"draft_latent_scale": short.buffers["draft_latent_scale"]}
+
+    with pytest.raises(ContractError, match=r"'draft_latent_scale\[0\]' has 5 rows, expected 6"):
+        kvlinker_mla.match_kv_cache(replace(whole, buffers={**whole.buffers, **draft}))
+
+
+def test_scales_of_another_number_of_values_are_refused() -> None:
+    whole = describe_fp4()
+    short = tuple(MadeUpMemory().span(PAGES, PAGE * 35) for _ in range(3))
+
+    with pytest.raises(ContractError, match="rows of 560 B, expected 576 B"):
+        kvlinker_mla.match_kv_cache(
+            replace(whole, buffers={**whole.buffers, "latent_scale": short})
+        )
+
+
+def test_blocks_that_are_not_whole_are_refused() -> None:
+    with pytest.raises(ContractError, match="holds blocks of 16 values, got latent_values 290"):
+        kvlinker_mla.match_kv_cache(with_facts(describe_fp4(), latent_values=290))
 
 
 # ---- refusals ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvlinker.description import KVCacheDescription
+from kvlinker.entries import DevicePoolEntry
 from kvlinker.hookspecs import ModelConfig, ModelConfigRequest, PluginInfo, StrategyMatch, hookimpl
 from kvlinker.layouts import (
     draft_count,
@@ -10,6 +11,7 @@ from kvlinker.layouts import (
     pool_entry,
     pool_group,
     require_facts,
+    require_page_rows,
     require_paged_pools,
     require_roles,
     ride_along,
@@ -18,7 +20,16 @@ from kvlinker.layouts import (
 )
 from kvlinker.pools import KV, DevicePoolGroup
 from kvlinker_mla import planned
-from kvlinker_mla.formats import FACTS, FAMILY, LATENT_VALUES, PACKED, VALUE_BYTES, row_bytes
+from kvlinker_mla.formats import (
+    FACTS,
+    FAMILY,
+    LATENT_VALUES,
+    PACKED,
+    SCALED,
+    VALUE_BYTES,
+    row_bytes,
+    scale_bytes,
+)
 
 __all__ = [
     "build_direct_linker_pool_group",
@@ -39,7 +50,7 @@ def describe_plugin() -> PluginInfo:
 
 @hookimpl
 def match_kv_cache(description: KVCacheDescription) -> StrategyMatch | None:
-    """Claim an MLA cache, drafts included; see `kvlinker.hookspecs`.
+    """Claim an MLA cache, scales and drafts included; see `kvlinker.hookspecs`.
 
     Raises:
         KVLinkerError: the family is this one, and the cache is not laid out here; the text says why.
@@ -52,24 +63,19 @@ def match_kv_cache(description: KVCacheDescription) -> StrategyMatch | None:
 
 @hookimpl
 def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoolGroup:
-    """Lay an MLA cache out as `kv`; see `kvlinker.hookspecs`.
+    """Lay an MLA cache out as `kv`, and `kv_scale` where the values have scales; see `kvlinker.hookspecs`.
 
     Raises:
         KVLinkerError: the cache is not laid out here; the text says why.
     """
     _check(description)
-    target, drafts = (description.buffers.get(role, ()) for role in ("latent", "draft_latent"))
-    entry = pool_entry(
-        description,
-        name="kv",
-        indices_from_pool=KV,
-        roles=("latent", "draft_latent") if drafts else ("latent",),
-        components=[[*target, *drafts]],
-        layer_mapping=ride_along({i: i for i in range(len(target))}, range(len(drafts))),
-        rows_are_pages=False,
-        value_format=text_fact(description, "kv_format"),
-    )
-    return pool_group(description, [entry], layout=LAYOUT)
+    kv_format = text_fact(description, "kv_format")
+    entries = [_entry(description, "kv", "latent", kv_format, rows_are_pages=False)]
+    if kv_format == SCALED:
+        # An entry of its own: a page of scales is one row, and those of the latents are slots.
+        scales = f"{kv_format}_scale"
+        entries.append(_entry(description, "kv_scale", "latent_scale", scales, rows_are_pages=True))
+    return pool_group(description, entries, layout=LAYOUT)
 
 
 @hookimpl
@@ -84,20 +90,60 @@ def describe_model_config(
     return planned.describe(config, request) if config.model_type in planned.MODEL_TYPES else None
 
 
+def _entry(
+    description: KVCacheDescription,
+    name: str,
+    role: str,
+    value_format: str,
+    *,
+    rows_are_pages: bool,
+) -> DevicePoolEntry:
+    """Return an entry with one component, drafts behind the target."""
+    target, drafts = (description.buffers.get(place, ()) for place in (role, f"draft_{role}"))
+    return pool_entry(
+        description,
+        name=name,
+        indices_from_pool=KV,
+        roles=(role, f"draft_{role}") if drafts else (role,),
+        components=[[*target, *drafts]],
+        layer_mapping=ride_along({i: i for i in range(len(target))}, range(len(drafts))),
+        rows_are_pages=rows_are_pages,
+        value_format=value_format,
+    )
+
+
+# ---- checks: what is not refused here would be restored wrong ---------------------------------
+
+
 def _check(description: KVCacheDescription) -> None:
     require_facts(description, known=FACTS)
-    require_roles(description, required=("latent",), optional=("draft_latent",))
     require_paged_pools(description, KV)
-    drafts = draft_count(description, "draft_latent")
-    size = _row_bytes(description)
-    role_spans(description, "latent", count=len(description.layers), row_bytes=size)
-    role_spans(description, "draft_latent", count=drafts, per="draft layer", row_bytes=size)
+    sizes = _row_sizes(description)
+    roles = tuple(sizes)
+    drafts = tuple(f"draft_{role}" for role in roles)
+    require_roles(description, required=roles, optional=drafts)
+    count = draft_count(description, *drafts)
+    for role, size in sizes.items():
+        role_spans(description, role, count=len(description.layers), row_bytes=size)
+        role_spans(description, f"draft_{role}", count=count, per="draft layer", row_bytes=size)
+    if "latent_scale" in sizes:
+        for prefix in ("", "draft_"):
+            require_page_rows(
+                description,
+                f"{prefix}latent_scale",
+                beside=f"{prefix}latent",
+                rows_are_pages=False,
+            )
 
 
-def _row_bytes(description: KVCacheDescription) -> int:
-    """Return the bytes of a slot in the stated format."""
-    kv_format = text_fact(description, "kv_format", known=(*VALUE_BYTES, PACKED))
-    return row_bytes(kv_format, _latent_values(description))
+def _row_sizes(description: KVCacheDescription) -> dict[str, int]:
+    """Return the roles of a target in the stated format, with the bytes of a row: a slot, or a page of scales."""
+    kv_format = text_fact(description, "kv_format", known=(*VALUE_BYTES, PACKED, SCALED))
+    values = _latent_values(description)
+    sizes = {"latent": row_bytes(kv_format, values)}
+    if kv_format == SCALED:
+        sizes["latent_scale"] = description.page_size * scale_bytes(values)
+    return sizes
 
 
 def _latent_values(description: KVCacheDescription) -> int:
