@@ -18,6 +18,8 @@ from repository import (
     write_distribution,
 )
 
+from kvlinker.installed import OFFICIAL_PLUGINS, PluginKind
+
 CORE_VERSION = Version(str(CORE.project["version"]))
 
 
@@ -61,6 +63,18 @@ def requires_core(distribution: Distribution, core_version: Version) -> bool:
     found = [req.specifier for req in distribution.requirements if req.name == "kvlinker"]
     next_major = Version(f"{core_version.major + 1}")
     return len(found) == 1 and core_version in found[0] and next_major not in found[0]
+
+
+def test_hints_in_messages_name_every_plugin_that_is_here() -> None:
+    found = {
+        (kind, name)
+        for kind in PluginKind
+        for distribution in distributions()
+        for name in table(table(distribution.project.get("entry-points", {})).get(kind.group, {}))
+        if distribution.kind != "examples"
+    }
+
+    assert found == {(kind, name) for kind, names in OFFICIAL_PLUGINS.items() for name in names}
 
 
 @each_distribution

@@ -103,7 +103,7 @@ def test_a_list_with_an_unknown_name_is_refused_with_the_closest_one(site: FakeS
     outcome = run("plugins", env={"KVLINKER_PLUGINS": "windwed"})
 
     assert (outcome.code, outcome.out) == (2, "")
-    assert "did you mean fake-windowed:windowed?" in outcome.err
+    assert "did you mean windowed?" in outcome.err
 
 
 def test_a_deadline_that_is_no_time_is_refused() -> None:

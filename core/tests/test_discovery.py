@@ -140,7 +140,7 @@ def test_p15_broken_and_not_installed_are_different_errors(site: FakeSite) -> No
         registry.model("baad")
 
     assert not isinstance(caught.value, BrokenPluginError)
-    assert "did you mean fake-bad:bad?" in str(caught.value)
+    assert "did you mean bad?" in str(caught.value)
     assert "bad (broken)" in str(caught.value)
 
 
@@ -491,6 +491,7 @@ def test_b106_configuration_is_passed_by_name(site: FakeSite) -> None:
     [
         (PluginKind.STORE, "file", "'file', .*; try: pip install kvlinker-file$"),
         (PluginKind.STORE, "fle", "did you mean file.*pip install kvlinker-file$"),
+        (PluginKind.MODEL, "mah", r"did you mean mha\?.*; try: pip install kvlinker-mha$"),
         (PluginKind.MODEL, "deepseek_v4", "try: pip install kvlinker-deepseek-v4$"),
         (PluginKind.ENGINE, "transformers", "try: pip install kvlinker-transformers$"),
         (

@@ -403,7 +403,7 @@ def test_s5_a_strategy_asked_for_by_name_raises_what_is_wrong_with_it(site: Fake
         select_strategy(described(), registry, strategy="bad")
     with pytest.raises(DuplicatePluginError):
         select_strategy(described(), registry, strategy="twin")
-    with pytest.raises(PluginNotFoundError, match="did you mean fake-bad:bad"):
+    with pytest.raises(PluginNotFoundError, match=r"did you mean bad\?"):
         select_strategy(described(), registry, strategy="bed")
     with pytest.raises(UnsupportedKVCacheError, match=r"twin \(fake-a 1\.0\): declined"):
         select_strategy(described(), registry, strategy="fake-a:twin")

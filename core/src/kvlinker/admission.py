@@ -43,6 +43,7 @@ def admit(
     allow: Iterable[str] | None,
     deny: Iterable[str] | None,
     environ: Mapping[str, str],
+    allowed_by: str = "the argument 'allow'",
 ) -> tuple[PluginRecord, ...]:
     """Return the records, DISABLED where a list keeps a plugin from being imported.
 
@@ -51,13 +52,14 @@ def admit(
         allow: names, or `distribution:name`; None for no such list. An empty list admits nothing.
         deny: names, or `distribution:name`; it wins.
         environ: where the variables are read.
+        allowed_by: what `allow` is called in messages.
 
     Raises:
         PluginNotFoundError: a list holds a name that no distribution provides.
         ContractError: a list is a single text.
     """
-    allows = _lists(allow, "allow", ALLOW_VARIABLE, environ)
-    denies = _lists(deny, "deny", DENY_VARIABLE, environ)
+    allows = _lists(allow, allowed_by, ALLOW_VARIABLE, environ)
+    denies = _lists(deny, "the argument 'deny'", DENY_VARIABLE, environ)
     for names in (*allows, *denies):
         names.check(records)
     return tuple(_judge(record, allows, denies) for record in records)
@@ -74,7 +76,7 @@ def _lists(
         names = (name.strip() for name in environ[variable].split(","))
         found.append(_NameList(source=variable, names=tuple(filter(None, names))))
     if argument is not None:
-        found.append(_NameList(source=f"the argument {label!r}", names=tuple(argument)))
+        found.append(_NameList(source=label, names=tuple(argument)))
     return tuple(found)
 
 

@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from traceback import TracebackException
 from types import MappingProxyType, ModuleType
 from typing import TypeAlias
@@ -26,6 +25,7 @@ from kvlinker.errors import PluginContractError
 from kvlinker.installed import PluginKind, PluginRecord, PluginStatus, available
 from kvlinker.plugins import EnginePlugin, HookCall, ModelPlugin, Plugin, StorePlugin, one_line
 from kvlinker.registry import FACADES, LoadOutcome, PluginRegistry, open_store
+from kvlinker.spelling import nearest_names
 
 __all__ = [
     "EnginePlugin",
@@ -82,6 +82,7 @@ def load_plugins(
     strict: bool | None = None,
     environ: Mapping[str, str] | None = None,
     kinds: Collection[PluginKind] = tuple(PluginKind),
+    allowed_by: str = "the argument 'allow'",
 ) -> PluginRegistry:
     """Load every installed plugin that may be loaded; a broken one is kept with its cause and hurts no other.
 
@@ -91,6 +92,7 @@ def load_plugins(
         strict: raise for a broken or doubly claimed plugin at once; KVLINKER_STRICT_PLUGINS by default.
         environ: where the variables are read; the process's environment by default.
         kinds: what to load; plugins of other kinds are not imported.
+        allowed_by: what `allow` is called in messages, such as the option that it was read from.
 
     Raises:
         PluginNotFoundError: a list holds a name that no distribution provides.
@@ -100,7 +102,7 @@ def load_plugins(
     variables = os.environ if environ is None else environ
     raises = is_strict(strict, variables)
     installed = available()
-    admitted = admit(installed, allow=allow, deny=deny, environ=variables)
+    admitted = admit(installed, allow=allow, deny=deny, environ=variables, allowed_by=allowed_by)
     listed = _listed_kinds(installed)
     registry = PluginRegistry(_outcome(_of_kinds(record, kinds), listed) for record in admitted)
     _report(registry.records)
@@ -316,8 +318,8 @@ def _check_parameters(hook: str, signature: inspect.Signature) -> None:
 
 
 def _closest(name: str, choices: Collection[str]) -> str:
-    close = get_close_matches(name, choices, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(choices) or 'none'}"
+    close = " or ".join(map(repr, nearest_names(name, choices)))
+    return f"did you mean {close}?" if close else f"known: {', '.join(choices) or 'none'}"
 
 
 def _check_kinds(

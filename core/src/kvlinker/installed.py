@@ -11,16 +11,16 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum
 from types import MappingProxyType
 
 import importlib_metadata
 
 from kvlinker.errors import PluginNotFoundError
+from kvlinker.spelling import nearest_names
 
 __all__ = [
     "OFFICIAL_PLUGINS",
@@ -68,9 +68,9 @@ class PluginStatus(Enum):
 
 OFFICIAL_PLUGINS: Mapping[PluginKind, tuple[str, ...]] = MappingProxyType(
     {
-        PluginKind.MODEL: ("deepseek_v4", "dsa", "mha", "mla"),
+        PluginKind.MODEL: ("deepseek_v4", "dsa", "mamba", "mha", "mla", "swa"),
         PluginKind.STORE: ("file",),
-        PluginKind.ENGINE: ("transformers",),
+        PluginKind.ENGINE: ("sglang", "transformers"),
     }
 )
 """Names that this project provides, for hints in messages and nothing else; never one that anybody could take."""
@@ -229,17 +229,24 @@ def plugin_not_found(
     plain = name.rpartition(":")[2]
     official = [official for kind in kinds for official in OFFICIAL_PLUGINS[kind]]
     parts = [f"{asked} {name!r}, which no installed distribution provides"]
-    close = get_close_matches(plain, [r.name for r in installed] + official, n=1)
-    if close and (close[0] != plain or any(record.name == plain for record in installed)):
-        owners = [r.qualified_name for r in installed if r.name == close[0]]
-        parts.append(f"did you mean {' or '.join(owners or close)}?")
+    close = nearest_names(plain, [r.name for r in installed] + official)
+    known = {record.name for record in installed}
+    if meant := [near for near in close if near != plain or near in known]:
+        forms = [form for near in meant for form in _forms(near, name, installed)]
+        parts.append(f"did you mean {' or '.join(forms)}?")
     names = sorted({_name_and_state(record) for record in installed})
     parts.append(f"installed: {', '.join(names) or 'none'}")
-    target = plain if plain in official else close[0] if close else ""
-    hints = [install_hint(kind, target) for kind in kinds]
-    missing = not any(record.name == target for record in installed)
-    parts.extend(f"try: {hint}" for hint in hints if hint and missing)
+    targets = [plain] if plain in official else list(close)
+    missing = [target for target in targets if target not in known]
+    hints = [install_hint(kind, target) for target in missing for kind in kinds]
+    parts.extend(f"try: {hint}" for hint in hints if hint)
     return PluginNotFoundError("; ".join(parts))
+
+
+def _forms(name: str, asked: str, installed: Sequence[PluginRecord]) -> list[str]:
+    """Return how a plugin can be asked for: in the form of what was asked for, where that says which one is meant."""
+    owners = [record.qualified_name for record in installed if record.name == name]
+    return owners if len(owners) > 1 or (owners and ":" in asked) else [name]
 
 
 def _name_and_state(record: PluginRecord) -> str:

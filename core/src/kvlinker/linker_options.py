@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 
 from kvlinker.errors import ContractError
+from kvlinker.integers import as_integer
 
-__all__ = ["LinkerOptions"]
+__all__ = ["COUNTS", "MAX_COUNT", "MAX_SECONDS", "LinkerOptions"]
+
+MAX_SECONDS = 86_400
+"""A day: no deadline of a server needs more, and waits of threads end in an error far above it."""
+MAX_COUNT = (1 << 62) - 1
+"""Far above any queue or read, and still a number of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +50,20 @@ class LinkerOptions:
     def __post_init__(self) -> None:
         for item in fields(self):
             value: object = getattr(self, item.name)
+            what = f"linker option {item.name}"
+            if item.name in COUNTS:
+                object.__setattr__(
+                    self, item.name, as_integer(value, what, at_least=1, at_most=MAX_COUNT)
+                )
+                continue
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int | float)
-                or not 0 < value < math.inf
+                or not 0 < value <= MAX_SECONDS
             ):
-                msg = f"linker option {item.name} must be a number above 0, got {value!r}"
+                msg = f"{what} must be a number of seconds above 0, at most {MAX_SECONDS} (a day), got {value!r}"
                 raise ContractError(msg)
+
+
+COUNTS = frozenset(item.name for item in fields(LinkerOptions) if item.type == "int")
+"""Names of the options that are whole numbers; all others are seconds."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from types import MappingProxyType
 
 from kvlinker.description import DescribeRequest, Fact
 from kvlinker.errors import ContractError, UnsupportedKVCacheError
 from kvlinker.integers import as_integer
 from kvlinker.spans import BufferSpan, MemoryKind, MemoryRegion
+from kvlinker.spelling import nearest_names
 
 __all__ = [
     "MADE_UP_DEVICE",
@@ -250,8 +250,8 @@ class ModelConfigRequest:
         """
         for name, value in self.facts.items():
             if name not in usual:
-                close = get_close_matches(name, usual, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(usual)}"
+                close = " or ".join(map(repr, nearest_names(name, usual)))
+                hint = f"did you mean {close}?" if close else f"known: {', '.join(usual)}"
                 msg = f"there is no fact {name!r} of such a cache; {hint}"
                 raise ContractError(msg)
             if type(value) is not type(usual[name]):
