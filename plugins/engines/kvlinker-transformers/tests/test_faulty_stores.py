@@ -33,7 +33,7 @@ from kvlinker_transformers.engine import GenerationResult, PagedEngine, pools_fo
 
 MakeModel = Callable[..., PreTrainedModel]
 
-MODEL_TYPES = ("llama", "gemma3_text", "deepseek_v3", "deepseek_v32", "deepseek_v4")
+MODEL_TYPES = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3", "deepseek_v32", "deepseek_v4")
 NEW_TOKENS = 4
 
 
@@ -277,31 +277,31 @@ def test_b01_b02_zeros_in_one_layers_part_of_one_stored_page_change_the_logits(
     with engine_on(model, store, registry) as engine:
         say(engine, prompt)
         assert engine.wait_for_offloads()
-        group = linker_of(engine).group
-        entries = {entry.page_bytes: entry for entry in group.entries}
-        assert len(entries) == len(group.entries), "an object's length tells its pool"
-        ranges = {size: layer_ranges(entry) for size, entry in entries.items()}
-    stored = store.keys()
-    last_of_each = {len(store.payload(key)): key for key in stored}
+        entries = {entry.name: entry for entry in linker_of(engine).group.entries}
+        ranges = {name: layer_ranges(entry) for name, entry in entries.items()}
 
-    def continued() -> torch.Tensor:
+    def continued(store: FaultStore | MemoryStore = store) -> torch.Tensor:
         with engine_on(model, store, registry, seed=2) as engine:
             result = engine.generate(prompt, max_new_tokens=12, keep_logits=True)
         assert result.cached_tokens > 0
         return result.logits
 
-    right = continued()
+    stored, watched = store.keys(), FaultStore(store)
+    right = continued(watched)
     assert torch.equal(right, continued())
+    reads = [record for record in watched.records if record.call is Call.READ]
+    pool_of = {key: record.pool for record in reads for key in record.keys}
+    last_of_each = {pool_of[key]: key for key in stored if key in pool_of}
     seen = set()
-    for key in last_of_each.values():
+    for pool, key in last_of_each.items():
         payload = store.payload(key)
-        for layer, places in ranges[len(payload)].items():
+        for layer, places in ranges[pool].items():
             without = bytearray(payload)
             for offset, size in places:
                 without[offset : offset + size] = bytes(size)
             store.tamper(key, bytes(without))
-            assert not torch.equal(continued(), right), (entries[len(payload)].name, layer)
-            seen.add((entries[len(payload)].name, layer))
+            assert not torch.equal(continued(), right), (pool, layer)
+            seen.add((pool, layer))
         store.tamper(key, payload)
     assert seen == {
         (entry.name, layer) for entry in entries.values() for layer in entry.layer_mapping

@@ -189,7 +189,7 @@ def test_v4_is_restored_at_every_page_that_a_pass_ended_with(
 
 
 @pytest.mark.parametrize(
-    "model_type", ["qwen3", "gemma3_text", "deepseek_v3", "deepseek_v32", "deepseek_v4"]
+    "model_type", ["qwen3", "gemma3_text", "gpt_oss", "deepseek_v3", "deepseek_v32", "deepseek_v4"]
 )
 def test_pass_by_pass_the_logits_are_the_same_however_much_was_restored(
     make_model: MakeModel, registry: PluginRegistry, model_type: str

@@ -18,6 +18,8 @@ MakeModel = Callable[..., PreTrainedModel]
 Options = Mapping[str, object]
 Place = tuple[str, int, int]
 """Role, layer's place in it, and the page's place in the sequence."""
+Family = tuple[str, Options, int] | tuple[str, Options, int, torch.dtype]
+"""Model type, options of its pools, pages of the prefix, and what the model computes in if not bfloat16."""
 
 SWA_ROLES = frozenset({"swa_k", "swa_v", "swa_kv", "c4_state", "c4_indexer_state"})
 PAGES = 8
@@ -26,7 +28,7 @@ STEPS = 6
 """Tokens behind the moved pages, and how many of them one by one: entries that need a state close in the tail, and
 each must be among the few that some later token selects."""
 
-FAMILIES: Mapping[str, tuple[str, Options, int]] = {
+FAMILIES: Mapping[str, Family] = {
     "mha": ("llama", {"page_size": 16}, 2),
     "mha-head-major": ("qwen3", {"page_size": 16, "head_major": True}, 2),
     "mha-fp8": ("llama", {"page_size": 16, "kv_format": "fp8_e4m3fn"}, 2),
@@ -38,6 +40,10 @@ FAMILIES: Mapping[str, tuple[str, Options, int]] = {
     # Four pages of a prefix, and the three behind the first of them for a window of 40.
     "swa": ("gemma3_text", {"page_size": 16}, 4),
     "swa-head-major-fp8": ("gemma3_text", {"head_major": True, "kv_format": "fp8_e4m3fn"}, 4),
+    "swa-fp32": ("gemma3_text", {"page_size": 16}, 4, torch.float32),
+    # Sinks and biases; two of the three pages lie in a window of 128.
+    "swa-sinks": ("gpt_oss", {"page_size": 64}, 3),
+    "swa-sinks-fp32": ("gpt_oss", {"page_size": 64}, 3, torch.float32),
     "mla": ("deepseek_v3", {}, 2),
     "mla-fp8": ("deepseek_v3", {"kv_format": "fp8_e4m3fn"}, 2),
     "mla-packed": ("deepseek_v3", {"kv_format": "fp8_packed_656"}, 2),
@@ -46,6 +52,7 @@ FAMILIES: Mapping[str, tuple[str, Options, int]] = {
     "dsa-shared-index": ("glm_moe_dsa", {}, 2),
     "v4": ("deepseek_v4", {}, 2),
 }
+WINDOWS = [name for name in FAMILIES if name.startswith("swa")]
 
 
 @dataclass(frozen=True)
@@ -89,8 +96,8 @@ def continue_with(request: PagedRequest, tail: Sequence[int]) -> torch.Tensor:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def prefix(request: pytest.FixtureRequest, make_model: MakeModel) -> Prefix:
-    model_type, options, page_count = FAMILIES[request.param]
-    model = make_model(model_type)
+    model_type, options, page_count, *dtype = FAMILIES[request.param]
+    model = make_model(model_type, dtype=dtype[0] if dtype else None)
     pools, original = new_request(model, options, seed=1)
     tokens = page_count * pools.page_size
     generator = torch.Generator().manual_seed(11)
@@ -102,16 +109,16 @@ def prefix(request: pytest.FixtureRequest, make_model: MakeModel) -> Prefix:
     return Prefix(model, options, prompt[tokens:], tokens, pages, logits)
 
 
-def logits_after_a_move(prefix: Prefix, without: Sequence[Place] = ()) -> torch.Tensor:
-    """Put the pages elsewhere, with zeros for some of them, and continue."""
+def logits_after_a_move(
+    prefix: Prefix, instead: Mapping[Place, torch.Tensor] | None = None
+) -> torch.Tensor:
+    """Put the pages elsewhere, others instead of some of them, and continue."""
     pools, moved = new_request(prefix.model, prefix.options, seed=2)
     moved.resume(prefix.tokens)
     places = dict(held_pages(pools, moved))
     assert places.keys() == prefix.pages.keys()
     for place, page in places.items():
-        page.copy_(prefix.pages[place])
-        if place in without:
-            page.zero_()
+        page.copy_({**prefix.pages, **(instead or {})}[place])
     return continue_with(moved, prefix.tail)
 
 
@@ -131,5 +138,18 @@ def test_moved_pages_lie_elsewhere(prefix: Prefix) -> None:
 
 
 def test_b02_without_one_layers_part_of_one_page_the_logits_differ(prefix: Prefix) -> None:
-    for place in prefix.pages:
-        assert not torch.equal(logits_after_a_move(prefix, [place]), prefix.logits), place
+    for place, page in prefix.pages.items():
+        logits = logits_after_a_move(prefix, {place: torch.zeros_like(page)})
+        assert not torch.equal(logits, prefix.logits), place
+
+
+@pytest.mark.parametrize("prefix", WINDOWS, indirect=True)
+def test_b02_with_two_pages_of_a_window_swapped_the_logits_differ(prefix: Prefix) -> None:
+    windows = {(role, layer) for role, layer, _ in prefix.pages if role in SWA_ROLES}
+    assert len(windows) >= 4
+
+    # Keys know their positions, so that K and V swapped together would be the same window.
+    for window in windows:
+        first, *_, last = [place for place in prefix.pages if place[:2] == window]
+        swapped = {first: prefix.pages[last], last: prefix.pages[first]}
+        assert not torch.equal(logits_after_a_move(prefix, swapped), prefix.logits), window

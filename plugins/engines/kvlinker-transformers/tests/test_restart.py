@@ -41,6 +41,7 @@ class Case:
     page_size: int
     lengths: tuple[int, ...]
     options: Mapping[str, object] = field(default_factory=dict)
+    dtype: torch.dtype = torch.bfloat16
 
 
 PAGES_OF_16 = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
@@ -52,7 +53,9 @@ PAGES_OF_256 = (
     *(383, 384, 385, 511, 512, 513, 516, 640, 767, 768, 769),
 )
 FEW_OF_16 = (16, 17, 33, 65)
-WINDOWS_OF_16 = (17, 40, 41, 65, 129)
+FEW_WINDOWS_OF_16 = (17, 40, 41, 65, 129)
+# On both sides of every page up to four of them, and of windows of 40 and 128.
+WINDOWS_OF_16 = (15, 16, 17, 31, 32, 33, 39, 40, 41, 47, 48, 49, 63, 64, 65, 127, 128, 129)
 FEW_OF_64 = (64, 65, 128, 129, 193)
 HEAD_MAJOR = {"head_major": True}
 FP8 = {"kv_format": "fp8_e4m3fn"}
@@ -65,8 +68,11 @@ CASES: Mapping[str, Case] = {
     "mha_head_major_fp8": Case("llama", 16, FEW_OF_16, {**HEAD_MAJOR, **FP8}),
     # A window of 40 in three pages, and one of 128 in eight.
     "swa_bf16": Case("gemma3_text", 16, WINDOWS_OF_16),
+    "swa_sinks_bf16": Case("gpt_oss", 16, WINDOWS_OF_16),
+    "swa_fp32": Case("gemma3_text", 16, WINDOWS_OF_16, dtype=torch.float32),
+    "swa_sinks_fp32": Case("gpt_oss", 16, WINDOWS_OF_16, dtype=torch.float32),
     "swa_window_within_a_page": Case("gemma3_text", 64, FEW_OF_64),
-    "swa_whole_pages_head_major_fp8": Case("gpt_oss", 16, WINDOWS_OF_16, {**HEAD_MAJOR, **FP8}),
+    "swa_whole_pages_head_major_fp8": Case("gpt_oss", 16, FEW_WINDOWS_OF_16, {**HEAD_MAJOR, **FP8}),
     "mla_bf16": Case("deepseek_v3", 64, PAGES_OF_64),
     "mla_fp8": Case("deepseek_v3", 64, FEW_OF_64, FP8),
     "mla_fp8_packed": Case("deepseek_v3", 64, PAGES_OF_64, PACKED),
@@ -86,7 +92,7 @@ def generate_all(folder: Path, process: int) -> Iterator[tuple[str, torch.Tensor
     model_of = cache(tiny_model)
     store = registry.store("file").open({"path": folder, "capacity": CAPACITY})
     for name, case in CASES.items():
-        model = model_of(case.model_type)
+        model = model_of(case.model_type, dtype=case.dtype)
         pools = pools_for_config(
             model.config,
             pages=12,
@@ -120,12 +126,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]
 
 
 @pytest.fixture(scope="module")
-def descriptions(make_model: Callable[[str], PreTrainedModel]) -> Mapping[str, str]:
+def descriptions(make_model: Callable[..., PreTrainedModel]) -> Mapping[str, str]:
     """Return what is said of the pools of each case."""
     found = {}
     for name, case in CASES.items():
         pools = pools_for_config(
-            make_model(case.model_type).config,
+            make_model(case.model_type, dtype=case.dtype).config,
             pages=12,
             page_size=case.page_size,
             **case.options,  # type: ignore[arg-type]  # any option
