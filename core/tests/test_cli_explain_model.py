@@ -78,6 +78,7 @@ def test_boundaries_are_shown_for_each_distance(site: FakeSite, tmp_path: Path) 
     one, four = KV + WINDOW, 4 * KV + 3 * WINDOW
     assert f"1 16 {one:,} {one / 16:.1f} {2**20 // one * 16:,}" in lines
     assert f"4 64 {four:,} {four / 64:.1f} {2**20 // four * 64:,}" in lines
+    assert lines[-1] == "tokens are at most so many, before a store's headers and index"
 
 
 def test_without_a_store_boundaries_are_shown_without_tokens(
@@ -88,6 +89,7 @@ def test_without_a_store_boundaries_are_shown_without_tokens(
     outcome = run("explain", "--model", write_config(tmp_path, sliding_window=40), env=ONLY)
 
     assert "pages tokens bytes B/token" in lines_of(outcome.out)
+    assert "headers" not in outcome.out
 
 
 def test_where_boundaries_cost_nothing_a_sentence_says_what_fits(
@@ -100,7 +102,9 @@ def test_where_boundaries_cost_nothing_a_sentence_says_what_fits(
     without = run("explain", "--model", config, env=ONLY)
 
     tokens = 2**20 // KV * 16
-    sentence = f"a store of 1.0 MiB holds {tokens:,} tokens; every page is a boundary"
+    sentence = (
+        f"at most {tokens:,} tokens in 1.0 MiB, before headers and index; every page is a boundary"
+    )
     assert sentence in with_store.out
     assert "boundary" not in without.out
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import weakref
+from pathlib import Path
 
 import pytest
 
-from kvlinker.failures import FailureLog
+import kvlinker
+from kvlinker.failures import FAILING_CALLS, FailureLog
 from kvlinker.guard import BreakerOpenError
 from kvlinker.metrics import LinkerMetrics
 
@@ -24,6 +27,21 @@ class MuteError(Exception):
     def __str__(self) -> str:
         msg = "no text"
         raise ValueError(msg)
+
+
+def test_every_call_that_reports_a_failure_is_listed_and_no_other() -> None:
+    texts = [
+        path.read_text(encoding="utf-8") for path in Path(kvlinker.__file__).parent.glob("*.py")
+    ]
+    forms = (
+        r'failures\.report\(\s*"(\w+)"',
+        r'what(?:: str)? ?= ?"(\w+)"',
+        r"@_shielded\(.*\)\s+def _?(\w+)",
+    )
+
+    found = {name for text in texts for form in forms for name in re.findall(form, text)}
+
+    assert tuple(sorted(found)) == FAILING_CALLS
 
 
 def raised(error: BaseException, *, cause: BaseException | None = None) -> weakref.ref[Tensor]:

@@ -37,7 +37,8 @@ def show_prefixes(
             tokens = prefixes[0].tokens_in(store_bytes)
             console.print()
             console.print(
-                f"a store of {amount(store_bytes)} holds {tokens:,} tokens; every page is a boundary"
+                f"at most {tokens:,} tokens in {amount(store_bytes)}, before headers and index; "
+                f"every page is a boundary"
             )
         return
     held = "" if store_bytes is None else f"tokens in {amount(store_bytes)}"
@@ -54,3 +55,5 @@ def show_prefixes(
         )
     console.print(table)
     console.print("a prompt computes at most the tokens behind its last boundary anew")
+    if held:
+        console.print("tokens are at most so many, before a store's headers and index")

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvlinker.errors import ContractError
+from kvlinker.failures import FAILING_CALLS
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker
 from kvlinker.testing import (
@@ -120,6 +121,14 @@ def test_bytes_are_those_of_each_pool() -> None:
         assert values[f"kvlinker_offload_seconds_total/{entry.name}"] > 0
     assert values["kvlinker_store_objects"] == 4 * len(site.linker.group.entries)
     assert values["kvlinker_events_total/offloads_stored"] == 1
+
+
+def test_the_errors_of_every_call_are_there_before_the_first_one() -> None:
+    with served() as (site, _):
+        values = site.values()
+
+    errors = {name.partition("/")[2]: value for name, value in values.items() if "errors" in name}
+    assert errors == dict.fromkeys(FAILING_CALLS, 0)
 
 
 def test_errors_are_named_by_the_call_that_failed() -> None:

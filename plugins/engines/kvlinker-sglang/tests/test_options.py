@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from kvlinker.errors import ContractError
 from kvlinker.linker_options import LinkerOptions
-from kvlinker_sglang.options import parse_config
+from kvlinker_sglang.options import LimitsConfig, parse_config
 
 FILE = {"plugin": "file", "options": {"path": "/var/kv", "capacity": "1GiB"}}
 SECRET = "hunter2-hunter2"  # noqa: S105  # what must not show
@@ -32,9 +33,13 @@ def test_metrics_are_off_and_for_this_host_alone() -> None:
     assert config.metrics.host == "127.0.0.1"
 
 
-@pytest.mark.parametrize("given", [None, [], "file", 1])
-def test_what_is_no_object_is_refused(given: object) -> None:
-    with pytest.raises(ContractError, match="linker_extra_config must be a JSON object, got"):
+@pytest.mark.parametrize(
+    ("given", "kind"), [(None, "null"), ([], "a list"), ("file", "a string"), (1, "a number")]
+)
+def test_what_is_no_object_is_refused(given: object, kind: str) -> None:
+    message = f"linker_extra_config must be an object with a key store, got {kind}"
+
+    with pytest.raises(ContractError, match=message):
         parse_config(given)
 
 
@@ -93,10 +98,121 @@ def test_limits_are_those_of_the_core() -> None:
     assert config.linker_options() == expected
 
 
-@pytest.mark.parametrize("value", [0, -1])
-def test_a_limit_that_is_not_above_0_is_refused(value: float) -> None:
-    with pytest.raises(ContractError, match="lookup_seconds must be a number above 0"):
-        parse_config({"store": FILE, "limits": {"lookup_seconds": value}})
+def test_limits_are_the_core_s_but_for_the_size_of_a_read() -> None:
+    ours, theirs = LimitsConfig().model_dump(), asdict(LinkerOptions())
+
+    assert ours.pop("min_read_bytes") == 8 << 20
+    assert theirs.pop("min_read_bytes") == 1
+    assert theirs.pop("min_hit_tokens") == 1
+    assert ours == theirs
+
+
+def within(path: str, value: object) -> dict[str, object]:
+    """Return a configuration with a value at a place such as `metrics.port`."""
+    *parents, last = path.split(".")
+    config: dict[str, object] = {"store": FILE}
+    inner = config
+    for parent in parents:
+        found: object = inner.get(parent, {})
+        assert isinstance(found, dict)
+        inner[parent] = dict(found)
+        inner = inner[parent]  # type: ignore[assignment]  # the line above
+    inner[last] = value
+    return config
+
+
+STRINGS = (
+    "store.plugin",
+    "strategy",
+    "namespace.model_id",
+    "namespace.weights_version",
+    "namespace.producer",
+    "namespace.tenant",
+    "namespace.secret.env",
+    "namespace.secret.file",
+    "metrics.host",
+)
+FLAGS = ("namespace.updates_are_unique", "metrics.enabled")
+COUNTS = (
+    "min_hit_tokens",
+    "metrics.port",
+    "limits.max_queued_offloads",
+    "limits.max_remembered_lookups",
+    "limits.min_read_bytes",
+)
+SECONDS = tuple(f"limits.{name}" for name in LimitsConfig.model_fields if name.endswith("seconds"))
+OBJECTS = ("store", "store.options", "namespace", "namespace.secret", "limits", "metrics")
+
+
+def refusal(path: str, value: object) -> str:
+    """Return what is said of a value at a place."""
+    with pytest.raises(ContractError) as caught:
+        parse_config(within(path, value))
+    text = str(caught.value)
+    assert text.startswith(f"linker_extra_config: {path}: "), text
+    return text.removeprefix(f"linker_extra_config: {path}: ")
+
+
+@pytest.mark.parametrize("path", STRINGS)
+def test_a_string_is_no_number_and_not_empty(path: str) -> None:
+    assert refusal(path, 3) == "must be a string, got a number"
+    assert refusal(path, True) == "must be a string, got true"
+    assert refusal(path, ["a"]) == "must be a string, got a list"
+    assert refusal(path, "") == "must not be empty"
+
+
+@pytest.mark.parametrize("path", FLAGS)
+def test_a_flag_is_true_or_false(path: str) -> None:
+    assert refusal(path, "yes") == "must be true or false, got a string"
+    assert refusal(path, 1) == "must be true or false, got a number"
+
+
+@pytest.mark.parametrize("path", COUNTS)
+def test_a_count_is_a_whole_number_within_bounds(path: str) -> None:
+    most = 65535 if path == "metrics.port" else (1 << 62) - 1
+
+    assert refusal(path, True) == "must be a whole number, got true"
+    assert refusal(path, "64") == "must be a whole number, got a string"
+    assert refusal(path, 1.7) == "must be a whole number, got a fraction"
+    assert refusal(path, 0.5) == "must be a whole number, got a fraction"
+    assert refusal(path, 0) == "must be at least 1"
+    assert refusal(path, 1 << 62) == f"must be at most {most}"
+    assert refusal(path, 1e300) == f"must be at most {most}"
+    parse_config(within(path, 2.0))
+
+
+@pytest.mark.parametrize("path", SECONDS)
+def test_seconds_are_a_number_within_bounds(path: str) -> None:
+    assert refusal(path, True) == "must be a number, got true"
+    assert refusal(path, "0.5") == "must be a number, got a string"
+    assert refusal(path, None) == "must be a number, got null"
+    for value in (0, -1):
+        assert refusal(path, value) == "must be above 0"
+    for large in (86401, 1e300, 10**300, float("inf"), float("nan")):
+        assert refusal(path, large) == "must be at most 86400"
+    for right in (1, 1.0, 0.5):
+        parse_config(within(path, right))
+
+
+@pytest.mark.parametrize("path", OBJECTS)
+def test_an_object_is_no_string(path: str) -> None:
+    assert refusal(path, "file") == "must be an object, got a string"
+    assert refusal(path, ["file"]) == "must be an object, got a list"
+
+
+def test_a_list_of_names_is_a_list_of_strings() -> None:
+    assert refusal("plugins", "mha") == "must be a list, got a string"
+    with pytest.raises(ContractError, match=r"plugins\.0: must be a string, got a number"):
+        parse_config({"store": FILE, "plugins": [3]})
+    assert parse_config({"store": FILE, "plugins": ["mha"]}).plugins == ("mha",)
+
+
+@pytest.mark.parametrize("name", ["", 3, None])
+@pytest.mark.parametrize("kind", ["env", "file"])
+def test_a_reference_among_the_options_names_where_the_secret_is(kind: str, name: object) -> None:
+    text = refusal("store.options", {"auth": {"token": {kind: name}}})
+
+    assert text.startswith(f"store.options.auth.token.{kind} must name where a secret is, got ")
 
 
 @pytest.mark.parametrize(

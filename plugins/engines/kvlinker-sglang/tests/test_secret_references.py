@@ -20,7 +20,7 @@ def test_a_file_is_read_without_its_last_line_end(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("s3 cr3t\n", encoding="utf-8")
 
-    assert SecretReference(file=file).read() == "s3 cr3t"
+    assert SecretReference(file=str(file)).read() == "s3 cr3t"
 
 
 @pytest.mark.parametrize("content", [None, ""])
@@ -37,7 +37,7 @@ def test_a_secret_that_is_not_there_is_refused_by_its_place(
     with pytest.raises(ContractError, match="environment variable KV_SECRET"):
         SecretReference(env="KV_SECRET").read()
     with pytest.raises(ContractError, match=str(file)):
-        SecretReference(file=file).read()
+        SecretReference(file=str(file)).read()
 
 
 @pytest.mark.parametrize("given", [{}, {"env": "A", "file": "/b"}])

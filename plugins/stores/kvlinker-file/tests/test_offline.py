@@ -255,3 +255,18 @@ def test_a_store_whose_capacity_is_not_known_is_opened_first(
     assert inspect(folder).capacity_bytes is None
     with pytest.raises(StoreFormatError, match="open it with a capacity first"):
         verify(folder)
+
+
+def test_pruning_nothing_beside_an_opener_never_gives_less_than_nothing_back(
+    open_store: OpenStore, shelf: Shelf, folder: Path, key: Key
+) -> None:
+    store = open_store()
+    shelf.put(store, [key(i) for i in range(3)])
+    store.delete([key(i) for i in range(3)])
+
+    reports = [prune(folder, older_than=HOUR) for _ in range(3)]
+
+    store.close()
+    assert [report.removed for report in reports] == [0, 0, 0]
+    assert reports[0].freed_bytes > 0  # the file whose objects were deleted
+    assert [report.freed_bytes for report in reports[1:]] == [0, 0]

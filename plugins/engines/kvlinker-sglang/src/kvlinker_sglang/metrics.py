@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kvlinker.errors import ContractError, UnsupportedOperationError
+from kvlinker.failures import FAILING_CALLS
 from kvlinker.lanes import Lane
 from kvlinker.linker import Linker
 from kvlinker.metrics import MetricsSnapshot
@@ -130,7 +131,8 @@ class LinkerCollector:
             yield self._counter(name, text, "pool", values)
 
     def _events(self, counted: MetricsSnapshot) -> Iterator[Metric]:
-        errors = {
+        # From the start, so that a rate shows the first failure of a call too.
+        errors = dict.fromkeys(FAILING_CALLS, 0) | {
             name.removesuffix(_ERRORS): amount
             for name, amount in counted.events.items()
             if name.endswith(_ERRORS)

@@ -5,18 +5,30 @@ Secrets come as references to an environment variable or a file: SGLang logs its
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    field_validator,
+)
 
 from kvlinker.errors import ContractError
-from kvlinker.linker_options import LinkerOptions
+from kvlinker.linker_options import MAX_COUNT, MAX_SECONDS, LinkerOptions
+from kvlinker.spelling import nearest_names
+from kvlinker_sglang.json_words import json_kind, json_problem
 from kvlinker_sglang.secret_references import SecretReference, check_without_secrets
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 __all__ = [
+    "LimitsConfig",
     "MetricsConfig",
     "NamespaceConfig",
     "StoreConfig",
@@ -29,8 +41,20 @@ _MIN_HIT_TOKENS = 64
 _MIN_READ_BYTES = 8 << 20
 """Short prefixes come in few reads, which a call for each layer would cost more than their bytes
 (`benchmarks/sglang/bench_sglang.py`); from some hundred tokens on a layer is as long."""
-_LIMITS = tuple(item.name for item in fields(LinkerOptions) if item.name != "min_hit_tokens")
+_CORE = LinkerOptions()
+
 _Name = Annotated[str, Field(min_length=1)]
+_Flag = Annotated[bool, Strict()]
+
+
+def _whole(value: object) -> object:
+    """JSON has one kind of number: 64.0 is 64, and 64.5 stays what it is, to be refused."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Integer = Annotated[int, Strict(), BeforeValidator(_whole)]
+_Count = Annotated[_Integer, Field(ge=1, le=MAX_COUNT)]
+_Seconds = Annotated[float, Strict(), Field(gt=0, le=MAX_SECONDS)]
 
 
 class _Config(BaseModel):
@@ -67,12 +91,12 @@ class NamespaceConfig(_Config):
     weights_version: _Name | None = None
     """Version of the weights that the server starts with; by default what SGLang calls it, with a
     digest of samples of the checkpoint's files."""
-    updates_are_unique: bool = False
+    updates_are_unique: _Flag = False
     """Whether the name of an update of weights is never given to other weights, by no run that shares the store:
     replicas then find each other's pages behind an update, and else each keeps its own."""
     producer: _Name | None = None
     """Engine that computes the values; by default `sglang` and its version."""
-    tenant: str | None = None
+    tenant: _Name | None = None
     """Keeps servers apart that must not share pages."""
     secret: SecretReference | None = None
     """Keys the digests of object names, so that they cannot be guessed from a prompt."""
@@ -81,10 +105,27 @@ class NamespaceConfig(_Config):
 class MetricsConfig(_Config):
     """Where Prometheus may ask; nobody, by default."""
 
-    enabled: bool = False
+    enabled: _Flag = False
     host: _Name = "127.0.0.1"
-    port: int = Field(default=9400, ge=1, le=65535)
+    port: _Integer = Field(default=9400, ge=1, le=65535)
     """Of worker 0; each further worker of the server takes the next one."""
+
+
+class LimitsConfig(_Config):
+    """Deadlines and queue sizes, named as in `kvlinker.linker_options.LinkerOptions`, which says what each is for."""
+
+    lookup_seconds: _Seconds = _CORE.lookup_seconds
+    load_seconds: _Seconds = _CORE.load_seconds
+    offload_seconds: _Seconds = _CORE.offload_seconds
+    hold_seconds: _Seconds = _CORE.hold_seconds
+    miss_seconds: _Seconds = _CORE.miss_seconds
+    quarantine_seconds: _Seconds = _CORE.quarantine_seconds
+    quiesce_seconds: _Seconds = _CORE.quiesce_seconds
+    register_seconds: _Seconds = _CORE.register_seconds
+    breaker_seconds: _Seconds = _CORE.breaker_seconds
+    max_queued_offloads: _Count = _CORE.max_queued_offloads
+    max_remembered_lookups: _Count = _CORE.max_remembered_lookups
+    min_read_bytes: _Count = _MIN_READ_BYTES
 
 
 class WorkerConfig(_Config):
@@ -96,34 +137,15 @@ class WorkerConfig(_Config):
     """Model plugin that lays the pools out, where several could."""
     plugins: tuple[_Name, ...] | None = None
     """Names of the plugins that may be loaded, beside this one and the store's; by default every installed one."""
-    min_hit_tokens: int = Field(default=_MIN_HIT_TOKENS, ge=1)
+    min_hit_tokens: _Count = _MIN_HIT_TOKENS
     """A stored prefix that is shorter is computed anew: loading it would take longer. The default is what was
     measured with a small model on a CPU; `docs/performance.md` says what it depends on."""
-    limits: dict[str, float] = Field(default_factory=dict)
-    """Deadlines and queue sizes, by the names of `kvlinker.linker_options.LinkerOptions`."""
+    limits: LimitsConfig = LimitsConfig()
     metrics: MetricsConfig = MetricsConfig()
 
-    @model_validator(mode="after")
-    def _limits_are_known(self) -> Self:
-        for name in self.limits:
-            if name not in _LIMITS:
-                msg = f"limits.{name} is unknown; {_closest(name, _LIMITS)}"
-                raise ValueError(msg)
-        self.linker_options()
-        return self
-
     def linker_options(self) -> LinkerOptions:
-        """Return the limits as the core takes them.
-
-        Raises:
-            ContractError: one is not above 0.
-        """
-        counts = {item.name for item in fields(LinkerOptions) if item.type == "int"}
-        values: dict[str, float] = {"min_read_bytes": _MIN_READ_BYTES}
-        values |= {
-            name: int(value) if name in counts else value for name, value in self.limits.items()
-        }
-        return LinkerOptions(**values, min_hit_tokens=self.min_hit_tokens)  # type: ignore[arg-type]  # whole numbers where counts are asked for
+        """Return the limits as the core takes them."""
+        return LinkerOptions(**self.limits.model_dump(), min_hit_tokens=self.min_hit_tokens)
 
 
 def parse_config(extra_config: object) -> WorkerConfig:
@@ -133,27 +155,27 @@ def parse_config(extra_config: object) -> WorkerConfig:
         ContractError: a key is unknown, missing or has a wrong value; the text names each, and no value.
     """
     if not isinstance(extra_config, Mapping):
-        msg = f"linker_extra_config must be a JSON object, got {type(extra_config).__name__}"
+        msg = (
+            f"linker_extra_config must be an object with a key store, got {json_kind(extra_config)}"
+        )
         raise ContractError(msg)
     try:
         return WorkerConfig.model_validate(dict(extra_config))
     except ValidationError as error:
-        problems = [
-            _problem(detail["type"], detail["loc"], detail["msg"])
-            for detail in error.errors(include_input=False)
-        ]
+        problems = [_problem(detail) for detail in error.errors()]
     # Outside of the handler: the error behind it knows the values.
     msg = f"linker_extra_config: {'; '.join(problems)}"
     raise ContractError(msg)
 
 
-def _problem(kind: str, location: tuple[int | str, ...], message: str) -> str:
+def _problem(detail: ErrorDetails) -> str:
+    location = detail["loc"]
     path = ".".join(map(str, location))
-    if kind == "extra_forbidden":
+    if detail["type"] == "extra_forbidden":
         return f"{path} is unknown; {_closest(str(location[-1]), _known_keys(location[:-1]))}"
-    if kind == "missing":
+    if detail["type"] == "missing":
         return f"{path} is missing"
-    text = message.removeprefix("Value error, ")
+    text = json_problem(detail)
     return f"{path}: {text}" if path else text
 
 
@@ -161,6 +183,7 @@ def _known_keys(location: tuple[int | str, ...]) -> tuple[str, ...]:
     parts: Mapping[str, type[BaseModel]] = {
         "store": StoreConfig,
         "namespace": NamespaceConfig,
+        "limits": LimitsConfig,
         "metrics": MetricsConfig,
         "secret": SecretReference,
     }
@@ -169,7 +192,6 @@ def _known_keys(location: tuple[int | str, ...]) -> tuple[str, ...]:
 
 
 def _closest(name: str, known: tuple[str, ...]) -> str:
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if matches:
-        return f"did you mean {matches[0]}?"
+    if matches := nearest_names(name, known, cutoff=0.5):
+        return f"did you mean {' or '.join(matches)}?"
     return f"it takes {', '.join(known)}"

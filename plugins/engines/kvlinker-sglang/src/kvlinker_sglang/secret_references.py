@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvlinker.errors import ContractError
+from kvlinker_sglang.json_words import json_kind
 
 __all__ = ["SecretReference", "check_without_secrets", "looks_like_secret", "resolve_secrets"]
 
@@ -28,9 +29,9 @@ class SecretReference(BaseModel):
         extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
     )
 
-    env: str | None = None
+    env: Annotated[str, Field(min_length=1)] | None = None
     """Name of an environment variable."""
-    file: Path | None = None
+    file: Annotated[str, Field(min_length=1)] | None = None
     """Path of a file; line ends behind the secret are not part of it."""
 
     @model_validator(mode="after")
@@ -73,10 +74,9 @@ def check_without_secrets(options: Mapping[str, object], where: str) -> None:
         ValueError: names the option, never its value.
     """
     for path, value in _leaves(options, where):
-        name = path.rpartition(".")[2]
-        if not isinstance(value, str) or _is_reference(value):
-            continue
-        if looks_like_secret(name, value):
+        if isinstance(value, Mapping):
+            _check_reference(value, path)
+        elif isinstance(value, str) and looks_like_secret(path.rpartition(".")[2], value):
             msg = (
                 f'{path} holds a secret, and the server logs its arguments; write {{"env": NAME}} or '
                 f'{{"file": PATH}} instead'
@@ -84,10 +84,16 @@ def check_without_secrets(options: Mapping[str, object], where: str) -> None:
             raise ValueError(msg)
 
 
+def _check_reference(reference: Mapping[object, object], path: str) -> None:
+    for kind, place in reference.items():
+        if not isinstance(place, str) or not place:
+            msg = f"{path}.{kind} must name where a secret is, got {json_kind(place)}"
+            raise ValueError(msg)
+
+
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    if _is_reference(value):
-        return
-    if isinstance(value, Mapping):
+    """Yield every value that is no list and no object but a reference, with its path."""
+    if isinstance(value, Mapping) and not _is_reference(value):
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}")
     elif isinstance(value, list | tuple):

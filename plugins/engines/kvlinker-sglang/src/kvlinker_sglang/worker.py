@@ -9,12 +9,11 @@ import os
 import weakref
 from contextlib import ExitStack
 
-from kvlinker.capacity import stored_prefixes
 from kvlinker.description import DescribeRequest
 from kvlinker.device_access import device_access_for
 from kvlinker.discovery import load_plugins
-from kvlinker.errors import KVLinkerError
-from kvlinker.explanation import Explanation, explain
+from kvlinker.explanation import explain
+from kvlinker.installed import PluginKind, available, plugin_not_found
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker
 from kvlinker.registry import PluginRegistry, open_store
@@ -23,6 +22,7 @@ from kvlinker.store import Store
 from kvlinker_sglang.metrics import Exporter, WorkerPlace
 from kvlinker_sglang.options import WorkerConfig
 from kvlinker_sglang.secret_references import resolve_secrets
+from kvlinker_sglang.start_lines import start_lines
 
 __all__ = ["ENGINE", "Worker", "load_registry"]
 
@@ -38,9 +38,19 @@ def load_registry(config: WorkerConfig) -> PluginRegistry:
     Raises:
         PluginError: a name that no distribution provides.
     """
+    _check_store_is_installed(config.store.plugin)
     if config.plugins is None:
         return load_plugins()
-    return load_plugins(allow={*config.plugins, ENGINE, config.store.plugin})
+    allowed = {*config.plugins, ENGINE, config.store.plugin}
+    return load_plugins(allow=allowed, allowed_by="plugins in linker_extra_config")
+
+
+def _check_store_is_installed(name: str) -> None:
+    """Say that it is the store's name that nobody provides, and not one of the names in `plugins`."""
+    installed = available()
+    if not any(found.kind is PluginKind.STORE and found.answers_to(name) for found in installed):
+        asked = "store.plugin in linker_extra_config is"
+        raise plugin_not_found(name, installed, kinds=(PluginKind.STORE,), asked=asked)
 
 
 class Worker:
@@ -76,7 +86,9 @@ class Worker:
                     self.linker, store, config.metrics, model=namespace.model_id, place=place
                 )
                 opened.callback(exporter.close)
-            _log_start(explain(description, registry, strategy=selection.name), store, config)
+            found = explain(description, registry, strategy=selection.name)
+            for line in start_lines(found, store, config.store.plugin):
+                logger.info("kvlinker: %s", line)
             self._opened = opened.pop_all()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._at_exit)
@@ -104,36 +116,3 @@ def _close_at_exit(reference: weakref.ref[Worker], process: int) -> None:
     # A forked child shares the store's files with its parent, and must not finish it.
     if worker is not None and os.getpid() == process:
         worker.close()
-
-
-def _log_start(found: Explanation, store: Store, config: WorkerConfig) -> None:
-    pools = ", ".join(f"{pool.name} {pool.page_bytes} B a page" for pool in found.pools)
-    logger.info(
-        "kvlinker: strategy %s (%s), store %s, %.0f bytes per token and %d more per boundary",
-        found.winner,
-        pools,
-        config.store.plugin,
-        found.bytes_per_token,
-        found.bytes_per_boundary,
-    )
-    logger.info("kvlinker: %s", _room(found, store))
-
-
-def _room(found: Explanation, store: Store) -> str:
-    try:
-        stats = store.stats()
-    except KVLinkerError as error:
-        return f"the store does not say what it holds: {error}"
-    held = f"{stats.objects} objects, {stats.used_bytes} B"
-    if stats.capacity_bytes is None:
-        return f"the store holds {held}, and names no capacity"
-    page_size = max(pool.page_size for pool in found.pools)
-    dense, *_, sparse = stored_prefixes(found, page_size=page_size)
-    tokens = sparse.tokens_in(stats.capacity_bytes)
-    if found.bytes_per_boundary:
-        least = dense.tokens_in(stats.capacity_bytes)
-        return (
-            f"the store holds {held} of {stats.capacity_bytes} B: room for about {tokens} tokens in long prefixes, "
-            f"{least} if every page ends one"
-        )
-    return f"the store holds {held} of {stats.capacity_bytes} B: room for about {tokens} tokens"

@@ -112,7 +112,7 @@ class PruneReport:
     objects: int
     """Objects that are left."""
     freed_bytes: int
-    """Bytes that the disk got back: only files whose last object went are deleted."""
+    """Bytes that the disk got back: only files whose last object went are deleted, and the index may grow meanwhile."""
     disk_bytes: int
 
 
@@ -340,7 +340,10 @@ def prune(
         left = len(state.index)
     after = inspect(path).disk_bytes
     return PruneReport(
-        removed=objects - left, objects=left, freed_bytes=before - after, disk_bytes=after
+        removed=objects - left,
+        objects=left,
+        freed_bytes=max(0, before - after),
+        disk_bytes=after,
     )
 
 
