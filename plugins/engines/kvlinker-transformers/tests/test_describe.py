@@ -48,6 +48,10 @@ def describe(pools: PagedPools) -> KVCacheDescription:
                 "c128_kv": 2,
             },
         ),
+        ("qwen3_next", "mamba", {"k": 2, "v": 2, "ssm_state": 3, "conv_state_0": 3}),
+        ("kimi_linear", "mamba", {"latent": 2, "ssm_state": 3, "conv_state_0": 3}),
+        ("jamba", "mamba", {"k": 2, "v": 2, "ssm_state": 3, "conv_state_0": 3}),
+        ("lfm2", "mamba", {"k": 2, "v": 2, "conv_state_0": 3}),
     ],
 )
 def test_every_role_has_one_span_for_each_of_its_layers(
@@ -98,6 +102,92 @@ def test_hybrids_state_their_window_and_which_layers_look_through_it(
         ("kv", None),
         ("swa", 40),
     ]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "facts"),
+    [
+        (
+            "qwen3_next",
+            {
+                "kv_family": "mha",
+                "kv_layout": "token_major",
+                "kv_format": "bf16",
+                "kv_scaled": 0,
+                "ssm_format": "fp32",
+                "ssm_layout": "key_major",
+                "conv_states": 1,
+                "conv_format": "bf16",
+                "conv_layout": "channel_major",
+                "conv_window": 4,
+            },
+        ),
+        (
+            "kimi_linear",
+            {
+                "kv_family": "mla",
+                "kv_format": "bf16",
+                "latent_values": 576,
+                "ssm_format": "fp32",
+                "ssm_layout": "key_major",
+                "conv_states": 1,
+                "conv_format": "bf16",
+                "conv_layout": "channel_major",
+                "conv_window": 4,
+            },
+        ),
+        (
+            "jamba",
+            {
+                "kv_family": "mha",
+                "kv_layout": "token_major",
+                "kv_format": "bf16",
+                "kv_scaled": 0,
+                "ssm_format": "fp32",
+                "ssm_layout": "value_major",
+                "conv_states": 1,
+                "conv_format": "bf16",
+                "conv_layout": "channel_major",
+                "conv_window": 4,
+            },
+        ),
+        (
+            "lfm2",
+            {
+                "kv_family": "mha",
+                "kv_layout": "token_major",
+                "kv_format": "bf16",
+                "kv_scaled": 0,
+                "ssm_format": "none",
+                "conv_states": 1,
+                "conv_format": "bf16",
+                "conv_layout": "channel_major",
+                "conv_window": 3,
+            },
+        ),
+    ],
+)
+def test_models_with_states_say_what_lies_in_a_slot_and_what_in_a_page(
+    make_model: MakeModel, model_type: str, facts: dict[str, object]
+) -> None:
+    description = describe(pools_for_config(make_model(model_type).config, pages=4))
+
+    assert description.facts == facts
+    kinds = [layer.kind for layer in description.layers]
+    assert kinds == ["mamba", "attention", "mamba", "attention", "mamba"]
+    assert [(pool.name, pool.kind.value) for pool in description.logical_pools] == [
+        ("kv", "paged"),
+        ("mamba", "slot"),
+    ]
+
+
+def test_latents_are_every_ranks_and_the_states_beside_them_are_not(
+    make_model: MakeModel,
+) -> None:
+    description = describe(pools_for_config(make_model("kimi_linear").config, pages=4))
+
+    replicas = {role for role in description.buffers if description.replication.is_replicated(role)}
+    assert replicas == {"latent"}
 
 
 def test_a_shared_index_is_stated_as_such(make_model: MakeModel) -> None:

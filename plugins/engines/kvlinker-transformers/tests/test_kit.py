@@ -59,5 +59,10 @@ class TestTransformers(EngineAdapterTests):
         example("deepseek_v32", 64, kv_format="fp8_packed_656"),
         example("glm_moe_dsa", 64),
         example("deepseek_v4", 256, excused=SCRATCH),
+        example("qwen3_next", 16),
+        example("qwen3_next", 16, kv_format="fp8_e4m3fn", head_major=True),
+        example("kimi_linear", 64),
+        example("jamba", 16),
+        example("lfm2", 16),
     )
     unsupported = (PoolExample(name="dynamic_cache", make=DynamicCache, page_size=16),)

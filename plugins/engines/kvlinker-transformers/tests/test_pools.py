@@ -49,6 +49,31 @@ GEMMA3_27B: Model = (
     },
 )
 GPT_OSS_120B: Model = ("gpt_oss", {"num_hidden_layers": 36})
+QWEN3_NEXT: Model = ("qwen3_next", {"num_hidden_layers": 48})
+KIMI_LINEAR: Model = (
+    "kimi_linear",
+    {
+        "num_hidden_layers": 27,
+        "linear_attn_config": {
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+            "kda_layers": [n for n in range(1, 27) if n % 4],
+            "head_dim": 128,
+            "num_heads": 32,
+            "short_conv_kernel_size": 4,
+        },
+    },
+)
+JAMBA: Model = ("jamba", {})
+LFM2: Model = (
+    "lfm2",
+    {
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    },
+)
 V4_FLASH: Model = (
     "deepseek_v4",
     {"num_hidden_layers": 43, "compress_ratios": [0, 0, *[4, 128] * 20, 4]},
@@ -149,6 +174,30 @@ def test_hybrids_have_the_published_bytes_in_each_index_space(
     assert sizes["swa_k"] + sizes["swa_v"] == 3 * 16 * swa_slot_bytes
 
 
+@pytest.mark.parametrize(
+    ("model", "slot_bytes", "recurrence_bytes", "window_bytes"),
+    [
+        # Qwen3-Next-80B-A3B config.json: 36 of 48 layers keep 32 heads of 128 x 128, and 8192 channels
+        (QWEN3_NEXT, 24_576, 36 * 32 * 128 * 128 * 4, 36 * 8192 * 4 * 2),
+        # Kimi-Linear-48B-A3B config.json: 20 of 27 layers
+        (KIMI_LINEAR, 8_064, 20 * 32 * 128 * 128 * 4, 20 * 3 * 4096 * 4 * 2),
+        # Jamba-v0.1 config.json: 28 of 32 layers keep 8192 channels of 16
+        (JAMBA, 16_384, 28 * 8192 * 16 * 4, 28 * 8192 * 4 * 2),
+        # LFM2-1.2B config.json: 10 of 16 layers keep a window of 3
+        (LFM2, 12_288, 0, 10 * 2048 * 3 * 2),
+    ],
+)
+def test_states_and_the_pages_beside_them_have_the_published_bytes(
+    model: Model, slot_bytes: int, recurrence_bytes: int, window_bytes: int
+) -> None:
+    pools = pools_for_config(config_of(model), pages=2, state_slots=3)
+
+    sizes = {role: sum(t.numel() for t in held) for role, held in pools.tensors().items()}
+    assert sizes.pop("ssm_state", 0) == 3 * recurrence_bytes
+    assert sizes.pop("conv_state_0") == 3 * window_bytes
+    assert sum(sizes.values()) == 2 * pools.page_size * slot_bytes
+
+
 def test_b16_v4_states_are_rings_of_8_rows_for_each_window_page() -> None:
     pools = pools_for_config(config_of(V4_FLASH), pages=2, swa_pages=5)
 
@@ -197,7 +246,7 @@ def test_w27_mha_rows_are_slots_or_pages_as_the_layout_says(
     assert {tuple(tensor.shape) for tensor in pools.tensors()["k"]} == {shape}
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT_OSS_120B, V32, V4_FLASH])
+@pytest.mark.parametrize("model", [LLAMA, GPT_OSS_120B, V32, LFM2, V4_FLASH])
 def test_new_pools_read_as_nan_everywhere(model: Model) -> None:
     for tensors in pools_for_config(config_of(model), pages=2).tensors().values():
         for tensor in tensors:
@@ -211,6 +260,9 @@ def test_new_pools_read_as_nan_everywhere(model: Model) -> None:
         (LLAMA, {"swa_pages": 3}, "'llama': swa_pages given"),
         (V32, {"head_major": True}, "'deepseek_v32': head_major given"),
         (V4_FLASH, {"kv_format": "bf16"}, "'deepseek_v4' stores fp8_e4m3fn_ue8m0, got"),
+        (LFM2, {"swa_pages": 3}, "'lfm2': swa_pages given"),
+        (LLAMA, {"state_slots": 3}, "'llama': state_slots given"),
+        (KIMI_LINEAR, {"head_major": True}, "'kimi_linear': head_major given"),
     ],
 )
 def test_an_option_that_a_family_does_not_have_is_refused(
@@ -237,6 +289,26 @@ def test_an_option_that_a_family_does_not_have_is_refused(
             "'gemma3_text': use_bidirectional_attention must be false, got True",
         ),
         (("deepseek_v4", {"compress_rate_hca": 64}), "'deepseek_v4': compress_rates must be"),
+        (
+            ("qwen3_next", {"num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}),
+            "'qwen3_next': layer_types must be full_attention in some layers and states in the",
+        ),
+        (
+            ("kimi_linear", {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}),
+            "'kimi_linear': layer_types must be full_attention in some layers",
+        ),
+        (
+            (
+                "lfm2",
+                {
+                    "num_hidden_layers": 3,
+                    "layer_types": ["conv", "full_attention", "sliding_attention"],
+                },
+            ),
+            "'lfm2': layer_types must be full_attention in some layers",
+        ),
+        (("jamba", {"num_hidden_layers": 4}), "'jamba': attn_layer_period must be such that some"),
+        (("jamba", {"head_dim": 64}), "'jamba': head_dim must be unset, got 64"),
     ],
 )
 def test_a_model_that_the_engine_has_no_pools_for_is_refused(model: Model, message: str) -> None:

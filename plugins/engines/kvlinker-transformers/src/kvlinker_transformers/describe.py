@@ -39,6 +39,5 @@ def describe_pools(pools: PagedPools, request: DescribeRequest) -> KVCacheDescri
 
 def _replication(pools: PagedPools, roles: Iterable[str]) -> Replication:
     """Say whether the bytes are every rank's; the engine itself runs on one rank and has no axes."""
-    if not pools.is_replicated:
-        return Replication()
-    return Replication(sharded_over={role: frozenset() for role in roles})
+    replicas = pools.replicated_roles()
+    return Replication(sharded_over={role: frozenset() for role in roles if role in replicas})

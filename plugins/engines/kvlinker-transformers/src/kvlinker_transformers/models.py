@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TINY_MODEL_TYPES", "tiny_model"]
 
-_Options = Mapping[str, int | list[int]]
+_Options = Mapping[str, int | list[int] | list[str]]
 
 _COMMON: _Options = {
     "vocab_size": 512,
@@ -96,6 +96,65 @@ _V4: _Options = {
     # Every kind of layer, two of those with most state, none of them in the first place or alone in its order.
     "compress_ratios": [0, 128, 4, 128, 4],
 }
+# States in the first, the middle and the last layer, and pages between them.
+_STATES_AND_PAGES = [
+    "linear_attention",
+    "full_attention",
+    "linear_attention",
+    "full_attention",
+    "linear_attention",
+]
+_QWEN3_NEXT: _Options = {
+    **_COMMON,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_hidden_layers": 5,
+    "layer_types": _STATES_AND_PAGES,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_KIMI_LINEAR: _Options = {
+    **_COMMON,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 5,
+    "layer_types": _STATES_AND_PAGES,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "linear_num_heads": 2,
+    "linear_head_dim": 128,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_JAMBA: _Options = {
+    **_COMMON,
+    "intermediate_size": 128,
+    "num_hidden_layers": 5,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "num_key_value_heads": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_LFM2: _Options = {
+    **_COMMON,
+    "intermediate_size": 128,
+    "num_hidden_layers": 5,
+    "full_attn_idxs": [1, 3],
+    "num_key_value_heads": 2,
+}
 _OPTIONS: Mapping[str, _Options] = {
     "llama": _GQA,
     "qwen3": _GQA,
@@ -106,6 +165,10 @@ _OPTIONS: Mapping[str, _Options] = {
     # Layer 0 and 1 own an index, layer 2 shares that of layer 1, layer 3 owns one again.
     "glm_moe_dsa": {**_DSA, "num_hidden_layers": 4, "index_topk_freq": 2},
     "deepseek_v4": _V4,
+    "qwen3_next": _QWEN3_NEXT,
+    "kimi_linear": _KIMI_LINEAR,
+    "jamba": _JAMBA,
+    "lfm2": _LFM2,
 }
 
 TINY_MODEL_TYPES = tuple(_OPTIONS)

@@ -14,12 +14,14 @@ from kvlinker.description import Fact, LayerFacts, LogicalPool
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["KV", "SWA", "PagedPools"]
+__all__ = ["KV", "MAMBA", "SWA", "PagedPools"]
 
 KV = "kv"
 """Index space of everything that every page of a prefix needs."""
 SWA = "swa"
 """Index space of the sliding window and of the states that go with it."""
+MAMBA = "mamba"
+"""Index space of states that stand for a whole prefix: a page is one slot."""
 
 
 class PagedPools(ABC):
@@ -50,6 +52,10 @@ class PagedPools(ABC):
     @abstractmethod
     def facts(self) -> Mapping[str, Fact]:
         """Value formats and layout facts that bytes alone do not tell."""
+
+    def replicated_roles(self) -> frozenset[str]:
+        """Return the roles of which ranks of a tensor-parallel group would all hold the same bytes."""
+        return frozenset(self.tensors()) if self.is_replicated else frozenset()
 
     @abstractmethod
     def tensors(self) -> Mapping[str, tuple[torch.Tensor, ...]]:

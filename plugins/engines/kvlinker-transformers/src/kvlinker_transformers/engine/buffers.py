@@ -1,7 +1,8 @@
-"""Buffers: the memory of one layer's rows of one kind, page by page."""
+"""Buffers: the memory of one layer's rows of one kind, page by page, or of its states, slot by slot."""
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -10,7 +11,7 @@ from typing_extensions import override
 from kvlinker_transformers.engine.codecs import PlainRows, RowCodec
 from kvlinker_transformers.engine.tables import PageTable
 
-__all__ = ["HeadMajorBuffer", "PageBuffer", "RowBuffer", "unwritten"]
+__all__ = ["HeadMajorBuffer", "PageBuffer", "RowBuffer", "StateBuffer", "unwritten"]
 
 _UNWRITTEN_BYTE = 0xFF
 
@@ -145,3 +146,24 @@ class HeadMajorBuffer(RowBuffer):
         memory = self._pages.index_select(0, pages).view(-1, heads, page_size, row_bytes)
         rows = memory.transpose(1, 2).flatten(0, 1)[skip : skip + last - first]
         return self._codec.decode([rows.flatten(0, 1)], dtype).view(last - first, -1)
+
+
+class StateBuffer:
+    """States in slots, which a model reads and writes where they are."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, *, slots: int, device: torch.device
+    ) -> None:
+        self.shape = shape
+        """Of one state."""
+        self._rows = unwritten(slots, math.prod(shape) * dtype.itemsize, device)
+        self._states = self._rows.view(dtype).view(slots, *shape)
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The memory with a state in each row: uint8 [slots, row_bytes]."""
+        return self._rows
+
+    def at(self, slot: int) -> torch.Tensor:
+        """Return one state in place: [1, *shape]."""
+        return self._states[slot : slot + 1]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from transformers import PreTrainedConfig
 
 from kvlinker.errors import UnsupportedKVCacheError
+from kvlinker_transformers.engine.config_facts import ConfigFacts
 
 __all__ = [
     "Geometry",
     "HybridGeometry",
     "LatentGeometry",
     "MHAGeometry",
+    "Recurrence",
+    "StateGeometry",
     "V4Geometry",
     "read_geometry",
 ]
@@ -28,6 +31,8 @@ _V4_TYPES = frozenset({"deepseek_v4"})
 _HYBRID_KINDS = {"full_attention": False, "sliding_attention": True}
 """Layer kind to whether it looks through a window."""
 _V4_KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+_STATE_KINDS = {"full_attention": False, "linear_attention": True, "conv": True}
+"""Layer kind to whether it keeps a state instead of pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +80,33 @@ class V4Geometry:
     window: int
 
 
-Geometry: TypeAlias = MHAGeometry | HybridGeometry | LatentGeometry | V4Geometry
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """What a layer of linear attention or of a state space carries from token to token, in fp32."""
+
+    shape: tuple[int, ...]
+    layout: str
+    """`key_major`: [heads, keys, values]; `value_major`: [values, keys], Mamba's keys being its state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateGeometry:
+    """Layers that keep a state of the whole prefix, beside others that keep pages."""
+
+    keeps_state: tuple[bool, ...]
+    """Layer by layer; both kinds are there."""
+    pages: MHAGeometry | LatentGeometry
+    """Of the layers that keep pages, which are counted alone."""
+    recurrence: Recurrence | None
+    """None where a layer keeps a convolution's window and nothing else."""
+    conv_channels: int
+    conv_window: int
+    """Tokens in the window of a convolution: as many as it reads, the newest included."""
+    is_fed_by_token: bool = False
+    """Behind other tokens, the model computes one token in a pass and no more: a longer pass forgets the state."""
+
+
+Geometry: TypeAlias = MHAGeometry | HybridGeometry | LatentGeometry | V4Geometry | StateGeometry
 
 
 def read_geometry(config: PreTrainedConfig) -> Geometry:
@@ -84,7 +115,7 @@ def read_geometry(config: PreTrainedConfig) -> Geometry:
     Raises:
         UnsupportedKVCacheError: the engine has no pools for this model type or for a layer kind in it.
     """
-    facts = _Facts(config.model_type, config.to_dict())
+    facts = ConfigFacts(config.model_type, config.to_dict())
     if facts.model_type in _MHA_TYPES:
         return _mha(facts)
     if facts.model_type in _HYBRID_TYPES:
@@ -93,55 +124,15 @@ def read_geometry(config: PreTrainedConfig) -> Geometry:
         return _latent(facts, sparse=facts.model_type in _DSA_TYPES)
     if facts.model_type in _V4_TYPES:
         return _v4(facts)
-    known = ", ".join(sorted(_MHA_TYPES | _HYBRID_TYPES | _MLA_TYPES | _DSA_TYPES | _V4_TYPES))
+    if facts.model_type in _STATE_READERS:
+        return _STATE_READERS[facts.model_type](facts)
+    paged = _MHA_TYPES | _HYBRID_TYPES | _MLA_TYPES | _DSA_TYPES | _V4_TYPES
+    known = ", ".join(sorted(paged | _STATE_READERS.keys()))
     msg = f"model type {facts.model_type!r} has no paged pools in this engine; it serves {known}"
     raise UnsupportedKVCacheError(msg)
 
 
-class _Facts:
-    """A configuration's values, each checked for its type when it is read."""
-
-    def __init__(self, model_type: str, values: Mapping[str, object]) -> None:
-        self.model_type = model_type
-        self._values = values
-
-    def refuse(self, name: str, wanted: str) -> UnsupportedKVCacheError:
-        """Return the error that says what was wanted of a value."""
-        found = self._values.get(name)
-        return UnsupportedKVCacheError(
-            f"model type {self.model_type!r}: {name} must be {wanted}, got {found!r}"
-        )
-
-    def integer(self, name: str) -> int:
-        """Return a positive integer."""
-        value = self._values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.refuse(name, "a positive integer")
-        return value
-
-    def is_set(self, name: str) -> bool:
-        """Return whether the configuration has a value that is neither false nor empty."""
-        return bool(self._values.get(name))
-
-    def names(self, name: str, count: int) -> tuple[str, ...] | None:
-        """Return one name for each layer, or None where the configuration has no such list."""
-        value = self._values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, Sequence) or len(value) != count:
-            raise self.refuse(name, f"a list of {count} names")
-        return tuple(str(item) for item in value)
-
-    def ratio(self, kind: str) -> int:
-        """Return the compress rate of a layer kind."""
-        rates = self._values.get("compress_rates")
-        rate = rates.get(kind) if isinstance(rates, Mapping) else None
-        if not isinstance(rate, int):
-            raise self.refuse("compress_rates", f"a mapping with {kind!r}")
-        return rate
-
-
-def _mha(facts: _Facts) -> MHAGeometry:
+def _mha(facts: ConfigFacts) -> MHAGeometry:
     layers = facts.integer("num_hidden_layers")
     kinds = facts.names("layer_types", layers) or ()
     if set(kinds) - {"full_attention"}:
@@ -153,7 +144,7 @@ def _mha(facts: _Facts) -> MHAGeometry:
     )
 
 
-def _hybrid(facts: _Facts) -> HybridGeometry:
+def _hybrid(facts: ConfigFacts) -> HybridGeometry:
     if facts.is_set("use_bidirectional_attention"):
         # A token's KV would depend on those behind it, and so would pages on what is behind them.
         raise facts.refuse("use_bidirectional_attention", "false")
@@ -168,7 +159,7 @@ def _hybrid(facts: _Facts) -> HybridGeometry:
     )
 
 
-def _latent(facts: _Facts, *, sparse: bool) -> LatentGeometry:
+def _latent(facts: ConfigFacts, *, sparse: bool) -> LatentGeometry:
     layers = facts.integer("num_hidden_layers")
     kinds = facts.names("indexer_types", layers) or ("full",) * layers
     return LatentGeometry(
@@ -180,7 +171,7 @@ def _latent(facts: _Facts, *, sparse: bool) -> LatentGeometry:
     )
 
 
-def _v4(facts: _Facts) -> V4Geometry:
+def _v4(facts: ConfigFacts) -> V4Geometry:
     layers = facts.integer("num_hidden_layers")
     kinds = facts.names("layer_types", layers) or ()
     window_only, sparse, heavy = _V4_KINDS
@@ -193,3 +184,100 @@ def _v4(facts: _Facts) -> V4Geometry:
         index_dim=facts.integer("index_head_dim"),
         window=facts.integer("sliding_window"),
     )
+
+
+# ---- states -----------------------------------------------------------------------------------
+
+
+def _qwen3_next(facts: ConfigFacts) -> StateGeometry:
+    keeps_state = _states_of_named_layers(facts)
+    key_heads, value_heads = (facts.integer(f"linear_num_{of}_heads") for of in ("key", "value"))
+    key, value = (facts.integer(f"linear_{of}_head_dim") for of in ("key", "value"))
+    return StateGeometry(
+        keeps_state=keeps_state,
+        pages=MHAGeometry(
+            layers=keeps_state.count(False),
+            kv_heads=facts.integer("num_key_value_heads"),
+            head_dim=facts.integer("head_dim"),
+        ),
+        recurrence=Recurrence(shape=(value_heads, key, value), layout="key_major"),
+        conv_channels=2 * key_heads * key + value_heads * value,
+        conv_window=facts.integer("linear_conv_kernel_dim"),
+    )
+
+
+def _kimi_linear(facts: ConfigFacts) -> StateGeometry:
+    keeps_state = _states_of_named_layers(facts)
+    heads, width = facts.integer("linear_num_heads"), facts.integer("linear_head_dim")
+    pages = keeps_state.count(False)
+    return StateGeometry(
+        keeps_state=keeps_state,
+        pages=LatentGeometry(
+            layers=pages,
+            latent=facts.integer("kv_lora_rank"),
+            rope=facts.integer("qk_rope_head_dim"),
+            index_dim=0,
+            owns_index=(False,) * pages,
+        ),
+        recurrence=Recurrence(shape=(heads, width, width), layout="key_major"),
+        # Those of q, k and v.
+        conv_channels=3 * heads * width,
+        conv_window=facts.integer("linear_conv_kernel_dim"),
+    )
+
+
+def _jamba(facts: ConfigFacts) -> StateGeometry:
+    period = facts.integer("attn_layer_period")
+    offset = facts.integer("attn_layer_offset", at_least=0)
+    layers = range(facts.integer("num_hidden_layers"))
+    keeps_state = tuple(layer % period != offset for layer in layers)
+    if len(set(keeps_state)) == 1:
+        raise facts.refuse("attn_layer_period", "such that some layers keep pages and some do not")
+    inner = facts.integer("mamba_expand") * facts.integer("hidden_size")
+    return StateGeometry(
+        keeps_state=keeps_state,
+        pages=_divided_heads(facts, keeps_state.count(False)),
+        recurrence=Recurrence(shape=(inner, facts.integer("mamba_d_state")), layout="value_major"),
+        conv_channels=inner,
+        conv_window=facts.integer("mamba_d_conv"),
+        is_fed_by_token=True,
+    )
+
+
+def _lfm2(facts: ConfigFacts) -> StateGeometry:
+    keeps_state = _states_of_named_layers(facts)
+    return StateGeometry(
+        keeps_state=keeps_state,
+        pages=_divided_heads(facts, keeps_state.count(False)),
+        recurrence=None,
+        conv_channels=facts.integer("hidden_size"),
+        conv_window=facts.integer("conv_L_cache"),
+    )
+
+
+def _states_of_named_layers(facts: ConfigFacts) -> tuple[bool, ...]:
+    """Return which layers keep a state."""
+    kinds = facts.names("layer_types", facts.integer("num_hidden_layers")) or ()
+    keeps_state = tuple(_STATE_KINDS.get(kind) for kind in kinds)
+    if set(keeps_state) != {False, True}:
+        raise facts.refuse("layer_types", "full_attention in some layers and states in the others")
+    return tuple(bool(keeps) for keeps in keeps_state)
+
+
+def _divided_heads(facts: ConfigFacts, layers: int) -> MHAGeometry:
+    """Return heads that share the hidden size."""
+    if facts.is_set("head_dim"):
+        raise facts.refuse("head_dim", "unset")
+    return MHAGeometry(
+        layers=layers,
+        kv_heads=facts.integer("num_key_value_heads"),
+        head_dim=facts.integer("hidden_size") // facts.integer("num_attention_heads"),
+    )
+
+
+_STATE_READERS: Mapping[str, Callable[[ConfigFacts], StateGeometry]] = {
+    "jamba": _jamba,
+    "kimi_linear": _kimi_linear,
+    "lfm2": _lfm2,
+    "qwen3_next": _qwen3_next,
+}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
 from typing_extensions import override
 
 from kvlinker.errors import ContractError, UnsupportedOperationError
@@ -19,10 +18,24 @@ __all__ = [
     "LatentLayer",
     "MHALayer",
     "MHAWindowLayer",
-    "PagedCache",
     "PagedLayer",
     "SlidingLayer",
+    "refuse_to_move",
 ]
+
+
+def refuse_to_move(layer: int, what: str) -> NoReturn:
+    """Refuse what no layer over pages can do.
+
+    Args:
+        layer: named in the message.
+        what: was asked for.
+
+    Raises:
+        UnsupportedOperationError: always.
+    """
+    msg = f"layer {layer}: pages belong to one sequence and stay where they are, which rules out {what}"
+    raise UnsupportedOperationError(msg)
 
 
 class PagedLayer(CacheLayerMixin):
@@ -80,23 +93,19 @@ class PagedLayer(CacheLayerMixin):
 
     @override
     def reset(self) -> None:
-        self._refuse("reset; start a new request")
+        refuse_to_move(self.layer, "reset; start a new request")
 
     @override
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        self._refuse("beam search")
+        refuse_to_move(self.layer, "beam search")
 
     @override
     def offload(self) -> None:
-        self._refuse("offloading to host memory; attach a store")
+        refuse_to_move(self.layer, "offloading to host memory; attach a store")
 
     @override
     def prefetch(self) -> None:
-        self._refuse("offloading to host memory; attach a store")
-
-    def _refuse(self, what: str) -> NoReturn:
-        msg = f"layer {self.layer}: pages belong to one sequence and stay where they are, which rules out {what}"
-        raise UnsupportedOperationError(msg)
+        refuse_to_move(self.layer, "offloading to host memory; attach a store")
 
 
 class SlidingLayer(PagedLayer):
@@ -226,21 +235,3 @@ class IndexedLayer(LatentLayer):
         self._index.write(self.sequence.kv, before, indexer_key_states[0])
         keys = self._index.read(self.sequence.kv, 0, self._indexed, indexer_key_states.dtype)
         return keys.unsqueeze(0)
-
-
-class PagedCache(Cache):
-    """A transformers cache of one sequence whose layers keep everything in paged pools."""
-
-    def __init__(self, layers: Sequence[PagedLayer]) -> None:
-        super().__init__(layers=list(layers))
-        self._paged = tuple(layers)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that every layer has seen."""
-        return self._paged[0].tokens
-
-    def resume(self, tokens: int) -> None:
-        """Take the first `tokens` tokens as seen, in every layer."""
-        for layer in self._paged:
-            layer.resume(tokens)

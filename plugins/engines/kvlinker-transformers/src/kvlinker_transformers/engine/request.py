@@ -70,13 +70,23 @@ class PagedRequest:
         self.cache.resume(tokens)
 
     def feed(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Run the model over new tokens in one pass; return the logits behind the last one: [vocab].
+        """Run the model over new tokens; return the logits behind the last one: [vocab].
+
+        That is one pass, or one for each token where the model can only go on so.
 
         Raises:
             ContractError: too few pages are free.
         """
         before = self.tokens
         self._spaces.hold(self.sequence, before, before + len(token_ids))
+        if not (before and self.cache.is_fed_by_token):
+            return self._pass_over(token_ids)
+        *earlier, last = token_ids
+        for token in earlier:
+            self._pass_over([token])
+        return self._pass_over([last])
+
+    def _pass_over(self, token_ids: Sequence[int]) -> torch.Tensor:
         ids = torch.tensor([token_ids], dtype=torch.int64, device=self._model.device)
         with torch.inference_mode():
             output: object = self._model(ids, cache=self.cache, use_cache=True, logits_to_keep=1)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from kvlinker.errors import ContractError
 from kvlinker_transformers.engine.tables import PageTable
-from kvlinker_transformers.pools import KV, SWA, PagedPools
+from kvlinker_transformers.pools import KV, MAMBA, SWA, PagedPools
 
 __all__ = ["LayerGate", "PagedSequence"]
 
@@ -25,7 +25,9 @@ class PagedSequence:
     def __init__(self, pools: PagedPools) -> None:
         """Start without pages in the given pools."""
         self.page_size = pools.page_size
-        self.tables = {space: PageTable(pools.page_size, pools.device) for space in pools.pages}
+        self.tables = {
+            pool.name: PageTable(pool.page_size, pools.device) for pool in pools.logical_pools
+        }
         self.gate: LayerGate = _open_gate
 
     @property
@@ -40,7 +42,19 @@ class PagedSequence:
         Raises:
             ContractError: the pools have no window.
         """
-        if SWA not in self.tables:
-            msg = f"these pools have no index space {SWA!r}, only {sorted(self.tables)}"
+        return self._table(SWA)
+
+    @property
+    def state_slot(self) -> int:
+        """Where the state is, or will be, of the page that the sequence ends with.
+
+        Raises:
+            ContractError: the pools have no states.
+        """
+        return self._table(MAMBA).pages[-1]
+
+    def _table(self, space: str) -> PageTable:
+        if space not in self.tables:
+            msg = f"these pools have no index space {space!r}, only {sorted(self.tables)}"
             raise ContractError(msg)
-        return self.tables[SWA]
+        return self.tables[space]

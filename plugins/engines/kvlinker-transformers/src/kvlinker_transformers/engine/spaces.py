@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from kvlinker.description import PoolKind
 from kvlinker_transformers.engine.sequence import PagedSequence
 from kvlinker_transformers.pages import RESERVED_PAGE, PageAllocator
 from kvlinker_transformers.pools import PagedPools
 
 __all__ = ["IndexSpaces"]
+
+
+_STATE_WINDOW = 2
+"""A token needs the state behind the one before it, as it would need that one's row."""
 
 
 def _reclaim_nothing() -> None:
@@ -21,7 +26,11 @@ class IndexSpaces:
     def __init__(self, pools: PagedPools, *, shuffle_seed: int | None = None) -> None:
         """Make every page free; see `PageAllocator` for `shuffle_seed`."""
         self._page_size = pools.page_size
-        self._windows = {pool.name: pool.window for pool in pools.logical_pools}
+        self._slots = {pool.name for pool in pools.logical_pools if pool.kind is PoolKind.SLOT}
+        self._windows = {
+            pool.name: _STATE_WINDOW if pool.name in self._slots else pool.window
+            for pool in pools.logical_pools
+        }
         self.allocators = {
             name: PageAllocator(name, pages, shuffle_seed=shuffle_seed)
             for name, pages in pools.pages.items()
@@ -42,12 +51,15 @@ class IndexSpaces:
     def hold(self, sequence: PagedSequence, first: int, last: int) -> None:
         """Allocate what tokens [first, last) of a sequence need beside the pages it holds.
 
+        Of the states behind its pages, that is the last one alone.
+
         Raises:
             ContractError: too few pages are free; what was allocated before stays with the sequence.
         """
         for space, allocator in self.allocators.items():
             table = sequence.tables[space]
-            start = max(len(table.pages), self.first_page(space, first))
+            seen = last if space in self._slots else first
+            start = max(len(table.pages), self.first_page(space, seen))
             missing = -(-last // self._page_size) - start
             if missing > allocator.free_pages:
                 self.reclaim()
