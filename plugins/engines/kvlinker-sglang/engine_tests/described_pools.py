@@ -9,7 +9,7 @@ import torch
 from described_hybrids import HYBRIDS
 from described_indexed import INDEXED
 from real_pools import heads_pool, latent_pool, sparse_pool, v4_pool, windows_pool
-from real_pools_scaled import fp4_heads_pool, mxfp8_heads_pool
+from real_pools_scaled import fp4_heads_pool, fp4_latent_pool, mxfp8_heads_pool
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
 from kvlinker.description import Fact
@@ -99,6 +99,7 @@ _MHA = (
     ),
 )
 _SCALED = (
+_mx_heads = partial(heads_pool, dtype=torch.float4_e2m1fn_x2, quantized_as="fp4_mx_block16")
     _example("mha-fp4", fp4_heads_pool, excused={}),
     _example(
         "mha-fp4_draft",
@@ -107,6 +108,13 @@ _SCALED = (
         drafts=_packed(partial(fp4_heads_pool, layers=1)),
     ),
     _example("mha-mxfp8", mxfp8_heads_pool, page_size=128, excused=_HEADS),
+    _example("mha-fp4_by_method", _mx_heads, excused=_HEADS),
+    _example(
+        "mha-fp4_by_method_draft",
+        _mx_heads,
+        excused=_HEADS,
+        drafts=_packed(partial(_mx_heads, layers=1)),
+    ),
     _example(
         "mha-mxfp8_draft",
         mxfp8_heads_pool,
@@ -156,6 +164,18 @@ _MLA = (
         drafts=_packed(partial(latent_pool, layers=1)),
     ),
 )
+    _example("mla-fp4", fp4_latent_pool, excused=_ADDRESSES),
+    _example(
+        "mla-fp4_drafts",
+        fp4_latent_pool,
+        excused=_ADDRESSES,
+        drafts=_packed(*[partial(fp4_latent_pool, layers=1)] * 2),
+    ),
+    _example(
+        "mla-fp4_second_stage",
+        partial(fp4_latent_pool, layers=2, start_layer=3),
+        excused=_ADDRESSES,
+    ),
 _DSA = (
     _example("dsa", sparse_pool, page_size=64, excused=_ADDRESSES),
     _example(

@@ -12,7 +12,6 @@ from sglang.srt.mem_cache.memory_pool import (
     HybridLinearKVPool,
     HybridReqToTokenPool,
     MHATokenToKVPool,
-    MHATokenToKVPoolFP4,
     MHATokenToKVPoolMXFP8,
     MLATokenToKVPool,
 )
@@ -77,7 +76,7 @@ def rows_of(
             if len(buffer) and layer not in without_index:
                 yield Rows(buffer, _pages(kv, pool.page_size))
     elif isinstance(pool, MLATokenToKVPool):
-        yield from (Rows(buffer, kv) for buffer in pool.kv_buffer)
+        yield from _latent_rows(pool, kv)
     elif isinstance(pool, DeepSeekV4TokenToKVPool):
         yield from _v4_rows(pool, kv, swa)
     else:
@@ -88,7 +87,12 @@ def _head_rows(pool: object, kv: torch.Tensor) -> Iterator[Rows]:
     assert isinstance(pool, MHATokenToKVPool)
     numbers = _pages(kv, pool.page_size) if pool.use_hnd else kv
     yield from (Rows(buffer, numbers) for buffer in (*pool.k_buffer, *pool.v_buffer))
-    if isinstance(pool, MHATokenToKVPoolFP4 | MHATokenToKVPoolMXFP8):
+def _latent_rows(pool: object, kv: torch.Tensor) -> Iterator[Rows]:
+    assert isinstance(pool, MLATokenToKVPool)
+    yield from (Rows(buffer, kv) for buffer in (*pool.kv_buffer, *(pool.kv_scale_buffer or ())))
+
+
+    if pool.k_scale_buffer is not None:
         # Interleaved scales are found by page, the others by slot.
         paged = isinstance(pool, MHATokenToKVPoolMXFP8) and pool.mxfp8_sf_interleaved
         numbers = _pages(kv, pool.page_size) if paged else kv

@@ -107,6 +107,8 @@ def test_g5_every_way_of_keeping_values_has_keys_of_its_own() -> None:
     same = {
         "mha-second_stage": "its layers are in the keys beside the fingerprint",
         "mha-fp8_on_cpu": "the same values as mha-fp8, under another type",
+        "mha-fp4_by_method": "the same blocks as mha-fp4, in a pool of another class",
+        "mha-fp4_by_method_draft": "the same blocks as mha-fp4_draft, in pools of another class",
         "swa-drafts_full": "a draft without windows is addressed alike",
         "hybrid-mha-extra_buffer": "states are tracked at other times",
         "hybrid-mha-replay": "rings of updates are no part of a state",

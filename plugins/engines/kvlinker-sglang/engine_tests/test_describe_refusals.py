@@ -47,6 +47,7 @@ DESCRIBED_CLASSES = {
     "MLATokenToKVPool",
     "DSATokenToKVPool",
     "HybridLinearKVPool",
+    "MLATokenToKVPoolFP4",
     "QSATokenToKVPool",
     "DeepSeekV4TokenToKVPool",
 }
@@ -166,14 +167,6 @@ def test_k_and_v_that_are_kept_otherwise_are_refused(
     setattr(pool, attribute, value)
 
     with pytest.raises(UnsupportedKVCacheError, match=message):
-        describe(pool)
-
-
-@pytest.mark.refuses(engine="sglang")
-def test_fp4_by_mx_blocks_is_refused(refused: Refused) -> None:
-    pool = heads_pool(dtype=torch.float4_e2m1fn_x2, quantized_as="fp4_mx_block16")
-
-    with refused("MHATokenToKVPool, fp4 by MX blocks", match="FP4MXBlock16KVCacheMethod"):
         describe(pool)
 
 

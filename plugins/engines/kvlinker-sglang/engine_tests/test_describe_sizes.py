@@ -115,6 +115,7 @@ def test_a_page_of_deepseek_v4_has_the_bytes_of_its_model(
     [
         ("mha-fp8", {"kv": 16 * 3 * 2 * 2 * 64}),
         ("mha-fp4", {"kv": 16 * 3 * 2 * 2 * 32, "kv_scale": 16 * 3 * 2 * 2 * 4}),
+        ("mha-fp4_by_method", {"kv": 16 * 3 * 2 * 2 * 32, "kv_scale": 16 * 3 * 2 * 2 * 4}),
         ("mha-mxfp8", {"kv": 128 * 3 * 2 * 2 * 64, "kv_scale": 128 * 3 * 2 * 2 * 2}),
         ("mha-unequal", {"kv": 16 * 3 * 2 * (64 + 32) * 2}),
         ("mha-draft_beside", {"kv": 16 * 2 * (3 * 2 + 1 * 4) * 64 * 2}),
@@ -122,6 +123,8 @@ def test_a_page_of_deepseek_v4_has_the_bytes_of_its_model(
         ("swa-drafts_packed", {"kv": 16 * 3 * 2 * 2 * 64 * 2, "swa": 16 * 3 * 2 * 2 * 64 * 2}),
         ("mla-fp8", {"kv": 16 * 3 * 576}),
         ("mla-drafts_packed", {"kv": 16 * 4 * 1152}),
+        ("mla-fp4", {"kv": 16 * 3 * 288, "kv_scale": 16 * 3 * 36}),
+        ("mla-fp4_drafts", {"kv": 16 * 5 * 288, "kv_scale": 16 * 5 * 36}),
         ("dsa-drafts_packed", {"kv": 64 * 5 * 1152, "indexer": 5 * 8448}),
         ("dsa-dead_indexer", {"kv": 64 * 3 * 1152, "indexer": 2 * 8448}),
         ("v4-windows_alone", {"swa": 2 * 149_760}),

@@ -24,6 +24,7 @@ from real_pools import (
     windows_pool,
 )
 from sglang.srt.managers.schedule_batch import Req
+from real_pools_scaled import fp4_heads_pool, fp4_latent_pool, mxfp8_heads_pool
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
@@ -84,6 +85,18 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "dsa": Kind(make=partial(sparse_pool, pages=PAGES), page_size=64),
         "v4": Kind(make=partial(v4_pool, pages=PAGES), page_size=256, window=128),
     }
+        "mha_fp4": Kind(make=partial(fp4_heads_pool, pages=PAGES), page_size=16),
+        "mha_fp4_by_method": Kind(
+            make=partial(
+                heads_pool,
+                dtype=torch.float4_e2m1fn_x2,
+                quantized_as="fp4_mx_block16",
+                pages=PAGES,
+            ),
+            page_size=16,
+        ),
+        "mha_mxfp8": Kind(make=partial(mxfp8_heads_pool, pages=PAGES), page_size=128),
+        "mla_fp4": Kind(make=partial(fp4_latent_pool, pages=PAGES), page_size=16),
 )
 """Small pools of every family, by name."""
 

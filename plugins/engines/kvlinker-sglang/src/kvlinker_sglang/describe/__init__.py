@@ -37,11 +37,13 @@ from kvlinker_sglang.describe.qsa import POOL as QSA_POOL
 from kvlinker_sglang.describe.qsa import describe as describe_qsa
 from kvlinker_sglang.describe.refusals import refusal_of
 from kvlinker_sglang.describe.requests import check_request
-from kvlinker_sglang.describe.scaled import FP4_POOL, MXFP8_POOL
+from kvlinker_sglang.describe.scaled import FP4_POOL, MXFP8_POOL, is_in_blocks
 from kvlinker_sglang.describe.scaled import describe as describe_scaled
 from kvlinker_sglang.describe.sparse import POOL as SPARSE_POOL
 from kvlinker_sglang.describe.sparse import describe as describe_sparse
 from kvlinker_sglang.describe.states import require_no_states
+from kvlinker_sglang.describe.scaled_latent import POOL as SCALED_LATENT_POOL
+from kvlinker_sglang.describe.scaled_latent import describe as describe_scaled_latent
 from kvlinker_sglang.describe.windows import POOL as WINDOWS_POOL
 from kvlinker_sglang.describe.windows import describe as describe_windows
 
@@ -50,7 +52,13 @@ __all__ = ["describe_pool"]
 _Describe: TypeAlias = Callable[[object, DescribeRequest], KVCacheDescription]
 _DESCRIBERS: Mapping[str, _Describe] = MappingProxyType(
     {
-        HEADS_POOL: describe_heads,
+
+def _describe_heads(pool: object, request: DescribeRequest) -> KVCacheDescription:
+    """Return the description of a pool of K and V, which a method may keep in scaled blocks."""
+    return (describe_scaled if is_in_blocks(pool) else describe_heads)(pool, request)
+
+
+        HEADS_POOL: _describe_heads,
         WINDOWS_POOL: describe_windows,
         LATENT_POOL: describe_latent,
         SPARSE_POOL: describe_sparse,
@@ -62,6 +70,7 @@ _DESCRIBERS: Mapping[str, _Describe] = MappingProxyType(
     }
 )
 """By the exact class."""
+        SCALED_LATENT_POOL: describe_scaled_latent,
 
 
 def describe_pool(pool: object, request: DescribeRequest) -> KVCacheDescription | None:

@@ -42,6 +42,20 @@ _METHODS = (
     # What the CPU does for fp8: the same values, under their own type.
     f"{_QUANTIZATIONS}.CPUFP8KVCacheMethod",
 )
+_OTHER_METHOD = (
+    "with scales and workspaces beside the values, which are not described here; "
+    "run SGLang with --kv-cache-dtype bf16 or fp8_e4m3"
+)
+_REASONS: Mapping[str, str] = MappingProxyType(
+    {
+        f"{_QUANTIZATIONS}.NVFP4KVCacheMethod": (
+            "whose block scales are relative to a scale of each layer that is the checkpoint's on some GPUs and six "
+            "times that on others, and lie as the GPU and the attention backend want them, so that the same bytes "
+            "are other values elsewhere; run SGLang with --kv-cache-dtype fp4_mx_block16"
+        ),
+    }
+)
+"""Method to why its values are not described."""
 _LAYOUTS: Mapping[str, tuple[str, int]] = MappingProxyType(
     {
         # [slots, heads, head_dim].
@@ -100,10 +114,8 @@ def heads_pool(pool: object, where: str, request: DescribeRequest) -> HeadsPool:
         raise changed(pool, HeadsPool)
     require_page_size(pool, pool.page_size, request)
     if (method := class_name(pool.quant_method)) not in _METHODS:
-        msg = (
-            f"{where}, a {class_name(pool)}, quantizes by {method}, with scales and workspaces beside the values, "
-            f"which are not described; run SGLang with --kv-cache-dtype bf16 or fp8_e4m3"
-        )
+        reason = _REASONS.get(method, _OTHER_METHOD)
+        msg = f"{where}, a {class_name(pool)}, quantizes by {method}, {reason}"
         raise UnsupportedKVCacheError(msg)
     if pool.post_capture_active:
         msg = (

@@ -1,4 +1,4 @@
-"""Why a class of SGLang's is not described, and what to do about it.
+"""Why a class of SGLang's is not described, or not in that place, and what to do about it.
 
 The tables name the classes of SGLang 0.5.23; every other class is refused too, for nobody here knows its bytes.
 """
@@ -19,13 +19,17 @@ _ALONE = "it is a part of a pool; describe the pool that the model runner holds 
 
 _ELSEWHERE = "its bytes may mean something else; run SGLang without a linker for this model"
 _BY_CLASS: Mapping[str, str] = MappingProxyType(
+_IN_BLOCKS = (
+    "values in scaled blocks are described where target and drafts are alike, and not beside windows or states; "
+    "run SGLang with --kv-cache-dtype bf16 or fp8_e4m3"
+)
     {
         f"{_POOLS}.NoOpMHATokenToKVPool": (
             "it keeps no KV at all; run SGLang without --prefill-only-disable-kv-cache, or without a linker"
         ),
-        f"{_POOLS}.MLATokenToKVPoolFP4": (
-            "its fp4 values and block scales are two parts of one latent; run SGLang with --kv-cache-dtype fp8_e4m3"
-        ),
+        f"{_POOLS}.MHATokenToKVPoolFP4": _IN_BLOCKS,
+        f"{_POOLS}.MHATokenToKVPoolMXFP8": _IN_BLOCKS,
+        f"{_POOLS}.MLATokenToKVPoolFP4": _IN_BLOCKS,
         f"{_POOLS}.PageMajorMHATokenToKVPool": (
             "a row holds a page of all layers; run SGLang without --enable-page-major-kv-layout"
         ),

@@ -1,4 +1,4 @@
-"""K and V in blocks with scales of their own: `MHATokenToKVPoolFP4` and `MHATokenToKVPoolMXFP8`.
+"""K and V in blocks with scales of their own, in pools of their own classes or quantized by a method.
 
 A row of scales is a page: MXFP8's scales of a page's slots are interleaved, and those of fp4 are viewed so.
 """
@@ -15,20 +15,25 @@ from kvlinker.spans import BufferSpan
 from kvlinker_sglang.describe.buffers import HeldTensors, attention_layers, page_rows, spans_of
 from kvlinker_sglang.describe.classes import changed, class_name
 from kvlinker_sglang.describe.engine import sharded_over_all_ranks
+from kvlinker_sglang.describe.heads import POOL as HEADS_POOL
 from kvlinker_sglang.describe.refusals import require_class
 from kvlinker_sglang.describe.requests import draft_pools, require_page_size
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FP4_POOL", "MXFP8_POOL", "describe"]
+__all__ = ["FP4_POOL", "MXFP8_POOL", "describe", "is_in_blocks"]
 
 FP4_POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPoolFP4"
 MXFP8_POOL = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPoolMXFP8"
+_BLOCK_METHOD = "sglang.srt.layers.quantization.fp4_kv_cache_quant_method.FP4MXBlock16KVCacheMethod"
+"""By which an `MHATokenToKVPool` keeps what an `MHATokenToKVPoolFP4` does (--kv-cache-dtype fp4_mx_block16)."""
+# Two values a byte, an exponent for each 16 of them (`FP4MXBlock16KVQuantizeUtil`); NVFP4's scales are e4m3.
+_FP4 = ("fp4_e2m1_block16_e8m0", "torch.uint8")
 _FORMATS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        # Two values a byte, an exponent for each 16 of them (`FP4MXBlock16KVQuantizeUtil`); NVFP4's scales are e4m3.
-        FP4_POOL: ("fp4_e2m1_block16_e8m0", "torch.uint8"),
+        FP4_POOL: _FP4,
+        HEADS_POOL: _FP4,
         # An exponent for each 32 values, interleaved as FA4 reads them.
         MXFP8_POOL: ("mxfp8_e4m3fn_block32_interleaved", "torch.float8_e4m3fn"),
     }
@@ -56,6 +61,22 @@ class _InterleavingPool(Protocol):
 
     mxfp8_sf_interleaved: bool
     """A row of scales is a page, and not a slot."""
+
+
+@runtime_checkable
+class _MethodPool(Protocol):
+    """What is read of an `MHATokenToKVPool` that quantizes by a method, beside what scaled pools have."""
+
+    quant_method: object
+    native_k_scale_buffer: object
+    native_v_scale_buffer: object
+    dq_k_buffer: object
+    dq_v_buffer: object
+
+
+def is_in_blocks(pool: object) -> bool:
+    """Return whether an `MHATokenToKVPool` keeps its values in the blocks that are described here."""
+    return isinstance(pool, _MethodPool) and class_name(pool.quant_method) == _BLOCK_METHOD
 
 
 def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
@@ -92,6 +113,8 @@ def _scaled_pool(pool: object, kind: str, where: str, request: DescribeRequest) 
         raise UnsupportedKVCacheError(msg)
     if kind == MXFP8_POOL:
         _require_interleaved(pool, where)
+    if kind == HEADS_POOL:
+        _require_blocks(pool, where)
     return pool
 
 
@@ -107,6 +130,29 @@ def _require_interleaved(pool: object, where: str) -> None:
         msg = (
             f"{where}, a {class_name(pool)}, keeps scales in the order of slots, and described are interleaved ones; "
             f"run SGLang with --page-size 128"
+        )
+        raise UnsupportedKVCacheError(msg)
+
+
+def _require_blocks(pool: object, where: str) -> None:
+    """Refuse what a method may keep beside values and scales, which is described for none.
+
+    Raises:
+        UnsupportedKVCacheError: the values are not in these blocks, or something is kept beside them.
+    """
+    if not isinstance(pool, _MethodPool):
+        raise changed(pool, _MethodPool)
+    beside = (
+        pool.native_k_scale_buffer,
+        pool.native_v_scale_buffer,
+        pool.dq_k_buffer,
+        pool.dq_v_buffer,
+    )
+    if not is_in_blocks(pool) or any(part is not None for part in beside):
+        msg = (
+            f"{where}, a {class_name(pool)}, quantizes by {class_name(pool.quant_method)}, or keeps more than "
+            f"blocks of {_FP4[0]} and their scales, slot by slot; run SGLang with one --kv-cache-dtype for target and draft, "
+            f"and with --attention-backend triton"
         )
         raise UnsupportedKVCacheError(msg)
 
