@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 import subprocess
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 from file_shelf import OpenStore, Shelf
 
-from kvlinker.errors import StoreBusyError, StoreFormatError
+from kvlinker.errors import StoreBusyError, StoreError, StoreFormatError
 from kvlinker.store import ReadStatus
+from kvlinker_file import FileStore, FileStoreOptions
 
 Key = Callable[..., bytes]
 
@@ -263,3 +265,28 @@ def test_a_path_below_a_file_is_a_clear_error(open_store: OpenStore, folder: Pat
 
     with pytest.raises(StoreFormatError, match=f"store/store: {folder} is no directory"):
         open_store(path=folder / "store")
+
+
+def test_a_parent_that_cannot_be_made_is_named_with_the_next_step() -> None:
+    path = "/proc/kvlinker/store"
+
+    with pytest.raises(StoreError) as caught:
+        FileStore(FileStoreOptions(path=Path(path), capacity=4 << 20))
+
+    assert str(caught.value).startswith(f"file store {path}: /proc/kvlinker cannot be made: ")
+    assert str(caught.value).endswith(
+        "; name a path whose parent this user may write, or make the directory for this user first"
+    )
+
+
+def test_a_relative_path_is_logged_as_the_directory_that_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with caplog.at_level(logging.INFO, logger="kvlinker_file.store"):
+        FileStore(FileStoreOptions(path=Path("kv/store"), capacity=4 << 20)).close()
+
+    assert caplog.messages == [
+        f"kvlinker: file store in {tmp_path}/kv/store, with a capacity of 4194304 B and durability process"
+    ]

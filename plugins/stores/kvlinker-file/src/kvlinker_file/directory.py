@@ -17,10 +17,10 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from kvlinker.errors import StoreFormatError
+from kvlinker.errors import StoreError, StoreFormatError
 from kvlinker_file.mapping import punch, reserve
 from kvlinker_file.openers import Openers
-from kvlinker_file.os_errors import changed_segment, typed_os_errors
+from kvlinker_file.os_errors import NO_SPACE, changed_segment, typed_os_errors
 
 __all__ = [
     "BUCKETS_FILE",
@@ -106,13 +106,7 @@ class StoreDirectory:
 
     def _open_directory(self, *, create: bool) -> int:
         if create:
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError) as error:
-                msg = f"file store {self.path}: {self.path.parent} is no directory"
-                raise StoreFormatError(msg) from error
-            with suppress(FileExistsError):
-                self.path.mkdir(mode=0o700)
+            self._make_directory()
         if self.path.is_symlink():
             msg = f"file store {self.path}: is a symlink; name the real directory, {self.path.resolve()}"
             raise StoreFormatError(msg)
@@ -121,6 +115,23 @@ class StoreDirectory:
         except FileNotFoundError as error:
             msg = f"file store {self.path}: there is no such directory"
             raise StoreFormatError(msg) from error
+
+    def _make_directory(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                self.path.mkdir(mode=0o700)
+        except (FileExistsError, NotADirectoryError) as error:
+            msg = f"file store {self.path}: {self.path.parent} is no directory"
+            raise StoreFormatError(msg) from error
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                raise
+            msg = (
+                f"file store {self.path}: {error.filename} cannot be made: {error.strerror}; "
+                f"name a path whose parent this user may write, or make the directory for this user first"
+            )
+            raise StoreError(msg) from error
 
     def _check_content(self, *, create: bool) -> None:
         names = _names_in(self._fd)

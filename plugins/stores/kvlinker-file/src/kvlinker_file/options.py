@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from kvlinker.errors import ContractError
+from kvlinker.spelling import nearest_names
 
 __all__ = ["Durability", "FileStoreOptions", "parse_size"]
 
@@ -62,7 +62,8 @@ class FileStoreOptions:
     """How a file store is opened."""
 
     path: Path
-    """Directory of the store; made with mode 0700 where it is missing."""
+    """Directory of the store; made with mode 0700 where it is missing. `~` is the user's home, and a relative path is
+    one of the working directory."""
     capacity: int
     """Bytes on disk that are never exceeded, index included; a text such as `20GiB` is taken too."""
     segment_size: int = field(default=0)
@@ -112,8 +113,8 @@ class FileStoreOptions:
         known = {item.name: item for item in fields(cls)}
         for name in config:
             if name not in known:
-                close = difflib.get_close_matches(str(name), known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known are {sorted(known)}"
+                close = " or ".join(map(repr, nearest_names(str(name), known)))
+                hint = f"did you mean {close}?" if close else f"known are {sorted(known)}"
                 msg = f"file store: unknown option {name!r}; {hint}"
                 raise ContractError(msg)
         if missing := [name for name in ("path", "capacity") if name not in config]:

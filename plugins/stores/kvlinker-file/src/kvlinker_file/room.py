@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 from kvlinker_file.catalog import SegmentRecord
@@ -14,7 +13,7 @@ from kvlinker_file.state import StoreState
 
 __all__ = ["find_room"]
 
-_log = logging.getLogger(__name__)
+_NO_ROOM = "no room"
 
 
 def find_room(state: StoreState, kind: SlotKind, count: int) -> list[Taken] | None:
@@ -24,15 +23,26 @@ def find_room(state: StoreState, kind: SlotKind, count: int) -> list[Taken] | No
     """
     search = _Search(state, kind, count)
     try:
-        found = search.run()
+        if search.run():
+            return search.taken
+        state.notices.warn(_NO_ROOM, _what_is_free(state, kind, count))
     except OSError as error:
-        _log.warning("%s: no room for an object: %s", state.options.path, error)
+        state.notices.warn(_NO_ROOM, error)
         state.count("index_errors")
-        found = False
-    if found:
-        return search.taken
     state.give_back(search.taken)
     return None
+
+
+def _what_is_free(state: StoreState, kind: SlotKind, count: int) -> str:
+    """Say how much was wanted and how much there is, and what to do about it."""
+    _, disk = state.directory.disk_bytes()
+    with state.changing():
+        capacity = max(0, state.space.available)
+    advice = "free space on the disk" if disk < capacity else "raise the capacity"
+    return (
+        f"{count * kind.slot_bytes} B for {count} objects of {kind.payload_bytes} B; {disk} B of the disk and "
+        f"{capacity} B of the capacity are free, and too few other objects may be evicted; {advice}"
+    )
 
 
 class _Search:
@@ -108,7 +118,7 @@ class _Search:
                     record = state.space.plan_growth(self._kind, disk_bytes=free)
                     if record is None:
                         if state.space.may_have_more_segments and free < state.space.available:
-                            self._note_full_disk()
+                            self._note_full_disk(free)
                         return False
                     if state.tables.reserve(record.end_row):
                         state.index.fill_buckets()
@@ -124,16 +134,21 @@ class _Search:
     def _note_failed_growth(self, error: OSError) -> None:
         """Go on within the files that there are, where that is all that failed; raise the error otherwise."""
         if error.errno in NO_SPACE:
-            self._note_full_disk()
+            self._note_full_disk(self._state.directory.disk_bytes()[1])
         elif error.errno in NO_NEW_FILES:
-            _log.warning("%s: no new file, evicting instead: %s", self._state.options.path, error)
+            self._state.notices.warn("no new file, evicting instead", error)
             self._state.count("disk_errors")
             self._may_make_files = False
         else:
             raise error
         self._may_grow = False
 
-    def _note_full_disk(self) -> None:
+    def _note_full_disk(self, free: int) -> None:
+        why = (
+            f"{free} B are free, and a segment with an object of {self._kind.payload_bytes} B does not fit; "
+            f"free space on it, or lower the capacity"
+        )
+        self._state.notices.warn("the disk is full, evicting instead", why)
         self._state.count("disk_full")
         self._may_grow = False
 

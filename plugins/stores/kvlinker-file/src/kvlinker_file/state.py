@@ -23,6 +23,7 @@ from kvlinker_file.holds import HoldTable
 from kvlinker_file.index import ObjectIndex
 from kvlinker_file.lifetime import Lifetime
 from kvlinker_file.marks import Marks
+from kvlinker_file.notices import Notices
 from kvlinker_file.options import Durability, FileStoreOptions
 from kvlinker_file.recovery import clear_seats, make_again
 from kvlinker_file.sections import Sections, UnsettledError
@@ -90,6 +91,7 @@ class StoreState:
         """Pinned rows and slots to let go of, for whoever of this opener's threads has the lock next."""
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._counting = threading.Lock()
+        self.notices = Notices(options.path, clock)
         self.lifetime = Lifetime(options.path, close_seconds=options.close_seconds)
         self.using, self.letting_go = self.lifetime.using, self.lifetime.letting_go
         self._clock = clock
@@ -307,7 +309,7 @@ class StoreState:
                 with self.changing():
                     pass
             except OSError as error:
-                _log.warning("%s: the next call lets go: %s", self.options.path, error)
+                self.notices.warn("the next call lets go", error)
 
     def give_back(self, taken: Sequence[Taken]) -> None:
         """Give back slots that never held a visible object; see `let_go`."""
@@ -384,7 +386,7 @@ class StoreState:
             with self.committing():
                 self._save_use()
         except StoreError as error:
-            _log.warning("%s: the order of use was not saved: %s", self.options.path, error)
+            self.notices.warn("the order of use was not saved", error)
 
     # ---- what sessions do ---------------------------------------------------------------------
 

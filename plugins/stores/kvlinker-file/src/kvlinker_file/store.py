@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import weakref
@@ -33,6 +34,8 @@ from kvlinker_file.writing import write_batches
 
 __all__ = ["FileStore"]
 
+_log = logging.getLogger(__name__)
+
 _CLEAR_KEYS = 4096
 """Keys that `clear` removes under one lock, so that nobody waits long."""
 
@@ -57,6 +60,12 @@ class FileStore(Store):
             StoreError: it cannot be read or written.
         """
         self._state = open_state(options, clock=clock)
+        _log.info(
+            "kvlinker: file store in %s, with a capacity of %d B and durability %s",
+            options.path,
+            options.capacity,
+            options.durability.value,
+        )
         # Runs at exit too, so that a store that nobody closed is saved all the same.
         self._finalizer = weakref.finalize(self, self._state.close)
         self._capabilities = StoreCapabilities(

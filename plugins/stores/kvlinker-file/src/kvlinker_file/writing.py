@@ -5,7 +5,6 @@ Order: take slots, copy, checksum, headers, ask for permission, save in the cata
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,8 +26,6 @@ from kvlinker_file.space import Taken
 from kvlinker_file.state import StoreState
 
 __all__ = ["write_batches"]
-
-_log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 32 << 20
 """Bytes that are copied before their checksums are made: enough that calls do not count, and still in a cache."""
@@ -183,7 +180,7 @@ def _sync(state: StoreState, works: Sequence[_Work]) -> None:
 
 
 def _report_disk_error(state: StoreState, works: Sequence[_Work], error: OSError) -> None:
-    _log.warning("%s: objects were not stored: %s", state.options.path, error)
+    state.notices.warn("objects were not stored", error)
     state.count("disk_errors")
     _abandon(state, works, WriteStatus.FAILED)
 
@@ -227,7 +224,7 @@ def _publish_if_allowed(
             _publish(state, filled)
             state.save_use_sometimes()
         except StoreError as error:
-            _log.warning("%s: objects were not stored: %s", state.options.path, error)
+            state.notices.warn("objects were not stored", error)
             state.count("index_errors")
             full = isinstance(error, StoreFullError)
             for work in filled:
