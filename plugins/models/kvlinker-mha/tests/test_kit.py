@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from indexed_examples import Indexed
 
 import kvlinker_mha
-from kvlinker.description import KVCacheDescription, LayerFacts, LogicalPool
+from kvlinker.description import Fact, KVCacheDescription, LayerFacts, LogicalPool
 from kvlinker.spans import BufferSpan
 from kvlinker.testing.cache_examples import Allocate
 from kvlinker.testing.models import CacheExample, ModelPluginTests
@@ -43,6 +44,14 @@ def example(
     return CacheExample(name=name, describe=describe, pages=PAGES)
 
 
+def indexed(name: str, cache: Indexed) -> CacheExample:
+    """Return a cache with index keys."""
+    return CacheExample(name=name, describe=cache.describe, pages=PAGES)
+
+
+OWN_DRAFTS: dict[str, Fact] = {"draft_kv_layout": "token_major", "draft_kv_format": "bf16"}
+
+
 @pytest.mark.supports(engine="any", level="kit", of="cache")
 class TestMHA(ModelPluginTests):
     plugin = kvlinker_mha
@@ -52,4 +61,7 @@ class TestMHA(ModelPluginTests):
         example("scaled", scaled=True),
         example("drafts", drafts=2),
         example("all_at_once", head_major=True, scaled=True, drafts=2),
+        indexed("indexed", Indexed(drafts=1)),
+        indexed("indexed_nvfp4", Indexed(indexed=(0, 2), packed=True)),
+        indexed("indexed_nvfp4_drafts", Indexed(packed=True, drafts=2, draft_facts=OWN_DRAFTS)),
     )

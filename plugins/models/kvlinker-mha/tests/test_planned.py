@@ -102,6 +102,51 @@ def test_scales_are_not_told_from_a_configuration() -> None:
         kvlinker_mha.match_kv_cache(described)
 
 
+def sparse(**values: object) -> ModelConfig:
+    stated = {"sparse_index_dim": 128, "sparse_attention_freq": [0, 1]}
+    return config(model_type="minimax_m2", sparse_attention_config={**stated, **values})
+
+
+@pytest.mark.parametrize(
+    ("without_values", "page_bytes"),
+    [([0, 1], {"indexer": 64 * 256}), (None, {"indexer": 64 * 256, "indexer_v": 64 * 256})],
+)
+def test_layers_that_select_what_they_attend_to_keep_index_keys(
+    without_values: list[int] | None, page_bytes: dict[str, int]
+) -> None:
+    stated = sparse(sparse_disable_index_value=without_values)
+
+    described = kvlinker_mha.describe_model_config(stated, ModelConfigRequest())
+
+    assert described is not None
+    entries = check_strategy(kvlinker_mha, described).entry_map
+    pages = {name: entry.page_bytes for name, entry in entries.items()}
+    assert pages == {"kv": 2 * 2 * 64 * 2 * 64 * 2, **page_bytes}
+    assert dict(entries["indexer"].layer_mapping) == {1: (0,)}
+
+
+def test_index_keys_may_be_of_another_format_than_the_model() -> None:
+    request = ModelConfigRequest(facts={"index_format": "fp8_e4m3fn"})
+
+    described = kvlinker_mha.describe_model_config(sparse(), request)
+
+    assert described is not None
+    assert check_strategy(kvlinker_mha, described).entry_map["indexer"].page_bytes == 64 * 128
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sparse_attention_freq": None},
+        {"sparse_attention_freq": [1]},
+        {"sparse_disable_index_value": [1]},
+    ],
+)
+def test_an_index_that_is_not_told_of_each_layer_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ContractError, match="expected 2 each"):
+        kvlinker_mha.describe_model_config(sparse(**values), ModelConfigRequest())
+
+
 def test_other_models_are_declined() -> None:
     gemma = config(model_type="gemma3_text")
 

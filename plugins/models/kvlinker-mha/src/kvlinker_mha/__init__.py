@@ -24,7 +24,22 @@ from kvlinker.layouts import (
 )
 from kvlinker.pools import KV, DevicePoolGroup
 from kvlinker_mha import planned
-from kvlinker_mha.formats import FACTS, FAMILY, ROWS_ARE_PAGES, SCALED_FORMATS, SCALES, VALUES
+from kvlinker_mha.formats import (
+    DRAFT_FACTS,
+    FACTS,
+    FAMILY,
+    ROWS_ARE_PAGES,
+    SCALED_FORMATS,
+    SCALES,
+    VALUES,
+)
+from kvlinker_mha.indexes import (
+    check_indexes,
+    index_entries,
+    index_facts,
+    index_roles,
+    indexes_left_out,
+)
 
 __all__ = [
     "build_direct_linker_pool_group",
@@ -45,7 +60,7 @@ def describe_plugin() -> PluginInfo:
 
 @hookimpl
 def match_kv_cache(description: KVCacheDescription) -> StrategyMatch | None:
-    """Claim an MHA cache, scales and drafts included; see `kvlinker.hookspecs`.
+    """Claim an MHA cache, scales, index keys and drafts included; see `kvlinker.hookspecs`.
 
     Raises:
         KVLinkerError: the family is this one, and the cache is not laid out here; the text says why.
@@ -53,12 +68,14 @@ def match_kv_cache(description: KVCacheDescription) -> StrategyMatch | None:
     if description.family != FAMILY:
         return None
     _check(description)
-    return StrategyMatch(buffers=frozenset(description.buffers))
+    return StrategyMatch(
+        buffers=frozenset(description.buffers), omitted=indexes_left_out(description)
+    )
 
 
 @hookimpl
 def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoolGroup:
-    """Lay an MHA cache out as `kv`, and `kv_scale` where the values have scales; see `kvlinker.hookspecs`.
+    """Lay an MHA cache out as `kv`, and what it has of scales, index keys and other drafts; see `kvlinker.hookspecs`.
 
     Raises:
         KVLinkerError: the cache is not laid out here; the text says why.
@@ -85,6 +102,9 @@ def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoo
                 value_format=f"{kv_format}_scale",
             )
         )
+    entries += index_entries(description)
+    if _drafts_differ(description) and description.buffers.get(_drafts_of(VALUES)[0]):
+        entries.append(_draft_entry(description))
     return pool_group(description, entries, layout=LAYOUT)
 
 
@@ -110,7 +130,8 @@ def _entry(
 ) -> DevicePoolEntry:
     """Return an entry with one component for K and one for V, drafts behind the target in both."""
     target = [description.buffers[role] for role in roles]
-    drafts = [description.buffers.get(role, ()) for role in _drafts_of(roles)]
+    apart = _drafts_differ(description)
+    drafts = [() if apart else description.buffers.get(role, ()) for role in _drafts_of(roles)]
     positions = {i: i for i in range(len(target[0]))}
     return pool_entry(
         description,
@@ -124,12 +145,36 @@ def _entry(
     )
 
 
+def _draft_entry(description: KVCacheDescription) -> DevicePoolEntry:
+    """Return the entry of drafts that keep K and V otherwise than the target: they ride on its first layers."""
+    components = [description.buffers[role] for role in _drafts_of(VALUES)]
+    return pool_entry(
+        description,
+        name="draft",
+        indices_from_pool=KV,
+        roles=_drafts_of(VALUES),
+        components=components,
+        layer_mapping={layer: layer for layer in range(len(components[0]))},
+        rows_are_pages=_draft_rows_are_pages(description),
+        value_format=text_fact(description, "draft_kv_format"),
+    )
+
+
 def _drafts_of(roles: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"draft_{role}" for role in roles)
 
 
 def _rows_are_pages(description: KVCacheDescription) -> bool:
     return ROWS_ARE_PAGES[text_fact(description, "kv_layout", known=ROWS_ARE_PAGES)]
+
+
+def _drafts_differ(description: KVCacheDescription) -> bool:
+    """Return whether drafts keep K and V in a format of their own, which has no scales in buffers."""
+    return any(name in description.facts for name in DRAFT_FACTS)
+
+
+def _draft_rows_are_pages(description: KVCacheDescription) -> bool:
+    return ROWS_ARE_PAGES[text_fact(description, "draft_kv_layout", known=ROWS_ARE_PAGES)]
 
 
 def _is_scaled(description: KVCacheDescription) -> bool:
@@ -140,26 +185,49 @@ def _is_scaled(description: KVCacheDescription) -> bool:
 
 
 def _check(description: KVCacheDescription) -> None:
-    require_facts(description, known=FACTS)
+    require_facts(description, known=(*FACTS, *DRAFT_FACTS, *index_facts(description)))
     require_paged_pools(description, KV)
     text_fact(description, "kv_format")
     _check_scales(description)
     roles = (*VALUES, *SCALES) if _is_scaled(description) else VALUES
-    require_roles(description, required=roles, optional=(*SCALES, *_drafts_of((*VALUES, *SCALES))))
-    drafts = draft_count(description, *_drafts_of(roles))
+    require_roles(
+        description,
+        required=(*roles, *index_roles(description)),
+        optional=(*SCALES, *_drafts_of((*VALUES, *SCALES))),
+    )
     for role in roles:
         role_spans(description, role, count=len(description.layers))
-    for role in _drafts_of(roles):
+    drafting = _draft_roles(description)
+    drafts = draft_count(description, *drafting)
+    for role in drafting:
         role_spans(description, role, count=drafts, per="draft layer")
-    if _rows_are_pages(description):
-        _check_pages(description)
+    _check_pages(description)
     if _is_scaled(description):
         _check_scale_rows(description)
+    check_indexes(description)
+
+
+def _draft_roles(description: KVCacheDescription) -> tuple[str, ...]:
+    """Return the roles of which each draft has a buffer; a pipeline stage may have no drafts.
+
+    Raises:
+        KVLinkerError: drafts are stated to have a format of their own, and have scales, or it is not whole.
+    """
+    if not _drafts_differ(description):
+        return _drafts_of((*VALUES, *SCALES)) if _is_scaled(description) else _drafts_of(VALUES)
+    text_fact(description, "draft_kv_format")
+    if scales := [role for role in _drafts_of(SCALES) if description.buffers.get(role, ())]:
+        msg = (
+            f"family {FAMILY!r}: drafts are said to keep K and V in a format of their own, which has no scales, and "
+            f"{scales} are described; state {list(DRAFT_FACTS)} for drafts without scales alone"
+        )
+        raise ContractError(msg)
+    return _drafts_of(VALUES)
 
 
 def _check_scale_rows(description: KVCacheDescription) -> None:
     paged = _rows_are_pages(description)
-    for role in (*VALUES, *_drafts_of(VALUES)):
+    for role in (*VALUES, *(() if _drafts_differ(description) else _drafts_of(VALUES))):
         require_page_rows(description, f"{role}_scale", beside=role, rows_are_pages=paged)
 
 
@@ -179,7 +247,17 @@ def _check_scales(description: KVCacheDescription) -> None:
 
 
 def _check_pages(description: KVCacheDescription) -> None:
-    for role in (*VALUES, *_drafts_of(VALUES)):
+    """Refuse rows that are said to be pages, and have no equal share for each slot."""
+    drafts_are_pages = (
+        _draft_rows_are_pages(description)
+        if _drafts_differ(description)
+        else _rows_are_pages(description)
+    )
+    paged = (
+        *(VALUES if _rows_are_pages(description) else ()),
+        *(_drafts_of(VALUES) if drafts_are_pages else ()),
+    )
+    for role in paged:
         for span in description.buffers.get(role, ()):
             if span.row_bytes % description.page_size:
                 msg = (
