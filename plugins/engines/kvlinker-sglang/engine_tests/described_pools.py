@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from described_hybrids import HYBRIDS
 from described_indexed import INDEXED
+from minimax_pools import MINIMAX
 from real_pools import heads_pool, latent_pool, sparse_pool, v4_pool, windows_pool
 from real_pools_scaled import fp4_heads_pool, fp4_latent_pool, mxfp8_heads_pool
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
@@ -98,8 +99,8 @@ _MHA = (
         drafts=_packed(*[partial(heads_pool, layers=1)] * 2),
     ),
 )
-_SCALED = (
 _mx_heads = partial(heads_pool, dtype=torch.float4_e2m1fn_x2, quantized_as="fp4_mx_block16")
+_SCALED = (
     _example("mha-fp4", fp4_heads_pool, excused={}),
     _example(
         "mha-fp4_draft",
@@ -107,7 +108,6 @@ _mx_heads = partial(heads_pool, dtype=torch.float4_e2m1fn_x2, quantized_as="fp4_
         excused={},
         drafts=_packed(partial(fp4_heads_pool, layers=1)),
     ),
-    _example("mha-mxfp8", mxfp8_heads_pool, page_size=128, excused=_HEADS),
     _example("mha-fp4_by_method", _mx_heads, excused=_HEADS),
     _example(
         "mha-fp4_by_method_draft",
@@ -115,6 +115,7 @@ _mx_heads = partial(heads_pool, dtype=torch.float4_e2m1fn_x2, quantized_as="fp4_
         excused=_HEADS,
         drafts=_packed(partial(_mx_heads, layers=1)),
     ),
+    _example("mha-mxfp8", mxfp8_heads_pool, page_size=128, excused=_HEADS),
     _example(
         "mha-mxfp8_draft",
         mxfp8_heads_pool,
@@ -163,7 +164,6 @@ _MLA = (
         excused=_ADDRESSES,
         drafts=_packed(partial(latent_pool, layers=1)),
     ),
-)
     _example("mla-fp4", fp4_latent_pool, excused=_ADDRESSES),
     _example(
         "mla-fp4_drafts",
@@ -176,6 +176,7 @@ _MLA = (
         partial(fp4_latent_pool, layers=2, start_layer=3),
         excused=_ADDRESSES,
     ),
+)
 _DSA = (
     _example("dsa", sparse_pool, page_size=64, excused=_ADDRESSES),
     _example(
@@ -238,4 +239,4 @@ _V4 = (
         drafts=_packed(partial(v4_pool, (0,), draft=True, speculative="DSPARK")),
     ),
 )
-DESCRIBED = (*_MHA, *_SCALED, *_SWA, *_MLA, *_DSA, *_V4, *HYBRIDS, *INDEXED)
+DESCRIBED = (*_MHA, *_SCALED, *_SWA, *_MLA, *_DSA, *_V4, *HYBRIDS, *INDEXED, *MINIMAX)

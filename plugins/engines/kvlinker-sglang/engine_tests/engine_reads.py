@@ -13,8 +13,10 @@ from sglang.srt.mem_cache.memory_pool import (
     HybridReqToTokenPool,
     MHATokenToKVPool,
     MHATokenToKVPoolMXFP8,
+    MiniMaxSparseKVPool,
     MLATokenToKVPool,
 )
+from sglang.srt.mem_cache.minimax_m3_nvfp4_pool import MiniMaxM3Nvfp4KVPool
 from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
@@ -79,25 +81,44 @@ def rows_of(
         yield from _latent_rows(pool, kv)
     elif isinstance(pool, DeepSeekV4TokenToKVPool):
         yield from _v4_rows(pool, kv, swa)
+    elif isinstance(pool, MiniMaxSparseKVPool):
+        yield from _minimax_rows(pool, kv)
     else:
         raise TypeError(type(pool))
+
+
+def _latent_rows(pool: object, kv: torch.Tensor) -> Iterator[Rows]:
+    assert isinstance(pool, MLATokenToKVPool)
+    yield from (Rows(buffer, kv) for buffer in (*pool.kv_buffer, *(pool.kv_scale_buffer or ())))
 
 
 def _head_rows(pool: object, kv: torch.Tensor) -> Iterator[Rows]:
     assert isinstance(pool, MHATokenToKVPool)
     numbers = _pages(kv, pool.page_size) if pool.use_hnd else kv
     yield from (Rows(buffer, numbers) for buffer in (*pool.k_buffer, *pool.v_buffer))
-def _latent_rows(pool: object, kv: torch.Tensor) -> Iterator[Rows]:
-    assert isinstance(pool, MLATokenToKVPool)
-    yield from (Rows(buffer, kv) for buffer in (*pool.kv_buffer, *(pool.kv_scale_buffer or ())))
-
-
     if pool.k_scale_buffer is not None:
         # Interleaved scales are found by page, the others by slot.
         paged = isinstance(pool, MHATokenToKVPoolMXFP8) and pool.mxfp8_sf_interleaved
         numbers = _pages(kv, pool.page_size) if paged else kv
         scales = (*pool.k_scale_buffer, *pool.v_scale_buffer)
         yield from (Rows(buffer, numbers) for buffer in scales)
+
+
+def _minimax_rows(pool: object, kv: torch.Tensor) -> Iterator[Rows]:
+    assert isinstance(pool, MiniMaxSparseKVPool)
+    main, index = pool.main_pool, pool.index_k_pool
+    if isinstance(pool, MiniMaxM3Nvfp4KVPool):
+        # Each is a view of a slab in which a page's parts lie side by side.
+        parts = (main.k_buffer, main.v_buffer, main.k_scale_buffer, main.v_scale_buffer)
+        pages = _pages(kv, pool.page_size)
+        for part in (*parts, index.k_buffer, index.k_scale_buffer):
+            yield from (Rows(buffer, pages) for buffer in part)
+        return
+    yield from _head_rows(main, kv)
+    if pool.index_kv_pool is not None:
+        yield from _head_rows(pool.index_kv_pool, kv)
+    if index is not None:
+        yield from (Rows(buffer, kv) for buffer in index.k_buffer)
 
 
 def state_rows(requests: object, slots: torch.Tensor) -> Iterator[Rows]:

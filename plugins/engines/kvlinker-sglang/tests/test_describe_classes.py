@@ -35,7 +35,7 @@ def test_other_engines_caches_are_declined_whatever_they_are() -> None:
 @pytest.mark.parametrize(
     ("name", "module", "remedy"),
     [
-        ("MiniMaxSparseKVPool", POOLS, "without a linker for this model"),
+        ("MHATokenToKOnlyPool", POOLS, "describe the pool that the model runner holds"),
         (
             "UnifiedMHATokenToKVPool",
             "sglang.srt.mem_cache.unified_memory_pool",

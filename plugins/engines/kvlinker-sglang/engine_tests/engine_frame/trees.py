@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import torch
 from engine_reads import Rows, rows_of
+from minimax_pools import minimax_pool, nvfp4_pool
 from pool_groups import installed_plugins
 from real_pools import (
     heads_pool,
@@ -23,8 +24,8 @@ from real_pools import (
     v4_pool,
     windows_pool,
 )
-from sglang.srt.managers.schedule_batch import Req
 from real_pools_scaled import fp4_heads_pool, fp4_latent_pool, mxfp8_heads_pool
+from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
@@ -84,7 +85,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         ),
         "dsa": Kind(make=partial(sparse_pool, pages=PAGES), page_size=64),
         "v4": Kind(make=partial(v4_pool, pages=PAGES), page_size=256, window=128),
-    }
+        "minimax": Kind(make=partial(minimax_pool, pages=PAGES), page_size=16),
+        "minimax_nvfp4": Kind(make=partial(nvfp4_pool, pages=PAGES), page_size=128),
         "mha_fp4": Kind(make=partial(fp4_heads_pool, pages=PAGES), page_size=16),
         "mha_fp4_by_method": Kind(
             make=partial(
@@ -97,6 +99,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         ),
         "mha_mxfp8": Kind(make=partial(mxfp8_heads_pool, pages=PAGES), page_size=128),
         "mla_fp4": Kind(make=partial(fp4_latent_pool, pages=PAGES), page_size=16),
+    }
 )
 """Small pools of every family, by name."""
 

@@ -33,31 +33,34 @@ from kvlinker_sglang.describe.hybrids import POOL as HYBRID_POOL
 from kvlinker_sglang.describe.hybrids import describe as describe_hybrid
 from kvlinker_sglang.describe.latent import POOL as LATENT_POOL
 from kvlinker_sglang.describe.latent import describe as describe_latent
+from kvlinker_sglang.describe.minimax import NVFP4_POOL as MINIMAX_NVFP4_POOL
+from kvlinker_sglang.describe.minimax import POOL as MINIMAX_POOL
+from kvlinker_sglang.describe.minimax import describe as describe_minimax
 from kvlinker_sglang.describe.qsa import POOL as QSA_POOL
 from kvlinker_sglang.describe.qsa import describe as describe_qsa
 from kvlinker_sglang.describe.refusals import refusal_of
 from kvlinker_sglang.describe.requests import check_request
 from kvlinker_sglang.describe.scaled import FP4_POOL, MXFP8_POOL, is_in_blocks
 from kvlinker_sglang.describe.scaled import describe as describe_scaled
+from kvlinker_sglang.describe.scaled_latent import POOL as SCALED_LATENT_POOL
+from kvlinker_sglang.describe.scaled_latent import describe as describe_scaled_latent
 from kvlinker_sglang.describe.sparse import POOL as SPARSE_POOL
 from kvlinker_sglang.describe.sparse import describe as describe_sparse
 from kvlinker_sglang.describe.states import require_no_states
-from kvlinker_sglang.describe.scaled_latent import POOL as SCALED_LATENT_POOL
-from kvlinker_sglang.describe.scaled_latent import describe as describe_scaled_latent
 from kvlinker_sglang.describe.windows import POOL as WINDOWS_POOL
 from kvlinker_sglang.describe.windows import describe as describe_windows
 
 __all__ = ["describe_pool"]
 
-_Describe: TypeAlias = Callable[[object, DescribeRequest], KVCacheDescription]
-_DESCRIBERS: Mapping[str, _Describe] = MappingProxyType(
-    {
 
 def _describe_heads(pool: object, request: DescribeRequest) -> KVCacheDescription:
     """Return the description of a pool of K and V, which a method may keep in scaled blocks."""
     return (describe_scaled if is_in_blocks(pool) else describe_heads)(pool, request)
 
 
+_Describe: TypeAlias = Callable[[object, DescribeRequest], KVCacheDescription]
+_DESCRIBERS: Mapping[str, _Describe] = MappingProxyType(
+    {
         HEADS_POOL: _describe_heads,
         WINDOWS_POOL: describe_windows,
         LATENT_POOL: describe_latent,
@@ -67,10 +70,12 @@ def _describe_heads(pool: object, request: DescribeRequest) -> KVCacheDescriptio
         QSA_POOL: describe_qsa,
         FP4_POOL: describe_scaled,
         MXFP8_POOL: describe_scaled,
+        MINIMAX_POOL: describe_minimax,
+        MINIMAX_NVFP4_POOL: describe_minimax,
+        SCALED_LATENT_POOL: describe_scaled_latent,
     }
 )
 """By the exact class."""
-        SCALED_LATENT_POOL: describe_scaled_latent,
 
 
 def describe_pool(pool: object, request: DescribeRequest) -> KVCacheDescription | None:

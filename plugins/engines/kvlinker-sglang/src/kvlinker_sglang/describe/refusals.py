@@ -14,15 +14,16 @@ from kvlinker_sglang.describe.classes import class_name
 __all__ = ["refusal_of", "require_class"]
 
 _POOLS = "sglang.srt.mem_cache.memory_pool"
+_MINIMAX_POOLS = "sglang.srt.mem_cache.minimax_m3_nvfp4_pool"
 _V4_POOLS = "sglang.srt.mem_cache.deepseek_v4_memory_pool"
 _ALONE = "it is a part of a pool; describe the pool that the model runner holds as token_to_kv_pool"
 
 _ELSEWHERE = "its bytes may mean something else; run SGLang without a linker for this model"
-_BY_CLASS: Mapping[str, str] = MappingProxyType(
 _IN_BLOCKS = (
     "values in scaled blocks are described where target and drafts are alike, and not beside windows or states; "
     "run SGLang with --kv-cache-dtype bf16 or fp8_e4m3"
 )
+_BY_CLASS: Mapping[str, str] = MappingProxyType(
     {
         f"{_POOLS}.NoOpMHATokenToKVPool": (
             "it keeps no KV at all; run SGLang without --prefill-only-disable-kv-cache, or without a linker"
@@ -34,10 +35,8 @@ _IN_BLOCKS = (
             "a row holds a page of all layers; run SGLang without --enable-page-major-kv-layout"
         ),
         f"{_POOLS}.MHATokenToKOnlyPool": f"it keeps index keys alone: {_ALONE}",
-        f"{_POOLS}.MiniMaxSparseKVPool": (
-            "it keeps index keys beside K and V, which no model plugin lays out; "
-            "run SGLang without a linker for this model"
-        ),
+        f"{_MINIMAX_POOLS}.MiniMaxM3Nvfp4MainKVPool": _ALONE,
+        f"{_MINIMAX_POOLS}.MiniMaxM3Nvfp4IndexKPool": _ALONE,
         f"{_V4_POOLS}.DeepSeekV4SingleKVPool": _ALONE,
         f"{_V4_POOLS}.DeepSeekV4UniformFP8KVPool": _ALONE,
         f"{_V4_POOLS}.HiSparseC4DevicePool": _ALONE,
@@ -69,9 +68,6 @@ _BY_MODULE: Mapping[str, str] = MappingProxyType(
         "sglang.srt.mem_cache.dsa_cache_layer_split": (
             "each rank keeps some layers alone and borrows the others; run SGLang without "
             "--enable-dsa-cache-layer-split"
-        ),
-        "sglang.srt.mem_cache.minimax_m3_nvfp4_pool": (
-            "its rows pack nvfp4 values, scales and index keys; run SGLang without a linker for this model"
         ),
         "sglang.srt.mem_cache.pool_host": "it is a host mirror; describe the device pool behind it",
         "sglang.srt.mem_cache.memory_pool_host": "it is a host mirror; describe the device pool behind it",
