@@ -23,6 +23,7 @@ from kvlinker_transformers.pools import PagedPools
 MakeModel = Callable[..., PreTrainedModel]
 
 CPU = torch.device("cpu")
+STATES = ("qwen3_next", "kimi_linear", "jamba", "lfm2")
 STEPS = 5
 """Decoded tokens: enough to close a group of 4 and to cross a boundary next to a prompt's end."""
 
@@ -62,6 +63,24 @@ def paged_logits(
         logits.append(request.feed(chunk))
         request.drop_behind_window()
     return torch.stack(logits)
+
+
+def passes_over(model_type: str, chunks: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Return the passes that each chunk takes: Jamba computes what follows others token by token."""
+    first, *rest = chunks
+    if model_type != "jamba":
+        return [[chunk] for chunk in chunks]
+    by_token: list[list[Sequence[int]]] = [[[token] for token in chunk] for chunk in rest]
+    return [[first], *by_token]
+
+
+def unpaged_logits_behind_chunks(
+    model: PreTrainedModel, model_type: str, chunks: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    passes = passes_over(model_type, chunks)
+    logits = unpaged_logits(model, [one for chunk in passes for one in chunk])
+    ends = torch.tensor([len(chunk) for chunk in passes]).cumsum(0) - 1
+    return logits[ends]
 
 
 def exact_dsa_pools(model: PreTrainedModel) -> PagedPools:
@@ -174,6 +193,58 @@ def test_dsa_agrees_with_an_unpaged_cache(
     assert torch.equal(logits, unpaged_logits(model, chunks))
 
 
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 15, 16, 17, 33, 64, 65])
+@pytest.mark.parametrize("model_type", STATES)
+def test_models_with_states_agree_with_an_unpaged_cache_on_both_sides_of_every_page(
+    make_model: MakeModel, model_type: str, length: int
+) -> None:
+    model = make_model(model_type)
+    pools = pools_for_config(model.config, pages=12, page_size=16)
+    chunks = chunks_of(prompt_of(length + STEPS), 16)
+
+    logits = paged_logits(model, pools, chunks)
+
+    assert torch.equal(logits, unpaged_logits_behind_chunks(model, model_type, chunks))
+    assert not logits.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("model_type", STATES)
+def test_models_with_states_agree_over_chunks_of_any_size(
+    make_model: MakeModel, model_type: str, dtype: torch.dtype
+) -> None:
+    model = make_model(model_type, dtype=dtype)
+    pools = pools_for_config(model.config, pages=9, state_slots=3, page_size=16, kv_format="fp32")
+    prompt = prompt_of(100)
+    # Shorter than a convolution, within a page, to its end, across one and across several.
+    ends = [1, 2, 3, 5, 15, 16, 18, 33, 40, 41, 47, 48, 80, 81, 82, 100]
+    chunks = [prompt[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+    logits = paged_logits(model, pools, chunks)
+
+    assert torch.equal(logits, unpaged_logits_behind_chunks(model, model_type, chunks))
+
+
+def test_jamba_is_never_run_over_several_tokens_behind_others(make_model: MakeModel) -> None:
+    model = make_model("jamba")
+    pools = pools_for_config(model.config, pages=4)
+    request = PagedRequest(model, pools, IndexSpaces(pools))
+    request.feed(prompt_of(16))
+
+    with pytest.raises(ContractError, match="over 3 tokens this model forgets the state of those"):
+        model(torch.ones(1, 3, dtype=torch.int64), cache=request.cache, use_cache=True)
+
+
+def test_a_model_in_another_dtype_than_its_configuration_finds_no_place_for_its_states() -> None:
+    model = tiny_model("lfm2", dtype=torch.float32)
+    config = type(model.config)(**{**model.config.to_dict(), "dtype": torch.bfloat16})
+    pools = pools_for_config(config, pages=4)
+    request = PagedRequest(model, pools, IndexSpaces(pools))
+
+    with pytest.raises(ContractError, match=r"in torch.bfloat16, the model computed .* in torch.f"):
+        request.feed([3, 4])
+
+
 @pytest.mark.parametrize(
     "length",
     [
@@ -204,7 +275,7 @@ def test_v4_agrees_with_an_unpaged_cache_over_chunks_of_any_size(make_model: Mak
 
 
 @pytest.mark.parametrize(
-    "model_type", ["llama", "gpt_oss", "deepseek_v3", "deepseek_v32", "deepseek_v4"]
+    "model_type", ["llama", "gpt_oss", "deepseek_v3", "deepseek_v32", "deepseek_v4", *STATES]
 )
 def test_a_batch_of_sequences_is_refused(make_model: MakeModel, model_type: str) -> None:
     model = make_model(model_type)
@@ -215,8 +286,10 @@ def test_a_batch_of_sequences_is_refused(make_model: MakeModel, model_type: str)
         model(torch.ones(2, 3, dtype=torch.int64), cache=request.cache, use_cache=True)
 
 
-def test_what_moves_or_reorders_pages_is_refused(make_model: MakeModel) -> None:
-    model = make_model("llama")
+# The first layer keeps pages in one and a state in the other.
+@pytest.mark.parametrize("model_type", ["llama", "lfm2"])
+def test_what_moves_or_reorders_pages_is_refused(make_model: MakeModel, model_type: str) -> None:
+    model = make_model(model_type)
     pools = pools_for_config(model.config, pages=4)
     cache = PagedRequest(model, pools, IndexSpaces(pools)).cache
 
@@ -227,6 +300,16 @@ def test_what_moves_or_reorders_pages_is_refused(make_model: MakeModel) -> None:
     )
     for attempt in attempts:
         with pytest.raises(UnsupportedOperationError, match="pages belong to one sequence"):
+            attempt()
+
+
+def test_states_that_tokens_could_be_taken_back_from_are_refused(make_model: MakeModel) -> None:
+    model = make_model("lfm2")
+    pools = pools_for_config(model.config, pages=4)
+    cache = PagedRequest(model, pools, IndexSpaces(pools)).cache
+
+    for attempt in (cache.activate_past_recording, lambda: cache.crop(-1)):
+        with pytest.raises(UnsupportedOperationError, match="which rules out taking tokens back"):
             attempt()
 
 

@@ -94,18 +94,19 @@ class StateLayer(LinearAttentionCacheLayerMixin):
 
     def _view(self, buffer: StateBuffer, state_idx: int) -> torch.Tensor | None:
         self._check_index(state_idx)
-        self._follow()
-        return None if self._slot is None else buffer.at(self._slot)
-
-    def _follow(self) -> None:
-        """Pass the gate, and take the state along to the slot of the page that the sequence ends with now."""
+        if self._slot is None:
+            return None
         self.sequence.gate(self.layer)
-        slot = self.sequence.state_slot
-        if self._slot is None or self._slot == slot:
-            return
-        for buffer in self._state.buffers:
-            buffer.at(slot).copy_(buffer.at(self._slot))
-        self._slot = slot
+        self._slot = self._follow(self._slot)
+        return buffer.at(self._slot)
+
+    def _follow(self, slot: int) -> int:
+        """Take the state along to the slot of the page that the sequence ends with now, and return that one."""
+        newest = self.sequence.state_slot
+        if newest != slot:
+            for buffer in self._state.buffers:
+                buffer.at(newest).copy_(buffer.at(slot))
+        return newest
 
     def _write(self, buffer: StateBuffer, values: torch.Tensor) -> torch.Tensor:
         if self._slot is None:
