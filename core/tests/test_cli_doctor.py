@@ -26,6 +26,14 @@ from kvlinker.store import StoreStats
 LONG_S = 600.0
 """Longer than any test may take."""
 ONLY = {"KVLINKER_PLUGINS": "boxes"}
+FULL = STORE_SOURCE.replace("    return MemoryStore(", "    return Full(").replace(
+    "@hookimpl\ndef open_store(",
+    "from kvlinker.store import WriteStatus\n\n"
+    "class Full(MemoryStore):\n"
+    "    def write(self, batches, memory, *, may_publish):\n"
+    "        return tuple((WriteStatus.FULL,) * len(batch.keys) for batch in batches)\n\n"
+    "@hookimpl\ndef open_store(",
+)
 WRONG_READ = STORE_SOURCE.replace("    return MemoryStore(", "    return Forgetful(").replace(
     "@hookimpl\ndef open_store(",
     "class Forgetful(MemoryStore):\n"
@@ -40,6 +48,12 @@ def topics(out: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for finding in json.loads(out)["findings"]:
         found.setdefault(finding["topic"], []).append(finding["level"])
+    return found
+
+
+def findings_of(out: str) -> list[dict[str, str]]:
+    """Return JSON findings."""
+    found: list[dict[str, str]] = json.loads(out)["findings"]
     return found
 
 
@@ -110,6 +124,19 @@ def test_a_broken_plugin_is_a_problem(site: FakeSite) -> None:
     assert "is broken" not in outcome.err
     assert "broken: loading it raised ValueError: x" in outcome.out
     assert outcome.out.splitlines()[-1] == "1 problem"
+
+
+def test_t5_a_store_without_room_is_a_problem_in_bytes_with_the_next_step(site: FakeSite) -> None:
+    install_store(site, source=FULL)
+
+    outcome = run("doctor", "--json", "--store", "boxes", "--option", "capacity=4096", env=ONLY)
+
+    assert outcome.code == 1
+    (found,) = [item for item in findings_of(outcome.out) if item["level"] == "problem"]
+    assert found["text"] == (
+        "the self-test failed at 'put': StoreFullError: no room for an object of 1024 B, "
+        "with 0 of 4096 B taken; free space where the store keeps its objects"
+    )
 
 
 def test_t5_a_store_that_fails_its_self_test_is_a_problem_that_names_the_step(

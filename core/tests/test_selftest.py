@@ -84,6 +84,18 @@ def test_t5_the_object_is_in_a_namespace_of_its_own_and_no_two_tests_share_a_key
     assert {key[:12] for key in written} == {own}
 
 
+def test_t5_a_store_without_room_is_named_with_what_it_has_taken_of_what() -> None:
+    store = FaultStore(
+        MemoryStore(capacity_bytes=4096),
+        [Rule(call=Call.WRITE, fault=Report(status=WriteStatus.FULL))],
+    )
+
+    with pytest.raises(
+        StoreError, match=r"no room for an object of 1024 B, with 0 of 4096 B taken"
+    ):
+        run_self_test(store)
+
+
 FAILING: dict[str, tuple[Rule, str, str]] = {
     "put raises": (
         Rule(call=Call.WRITE, fault=Raise(error=OSError("disk"))),
@@ -95,12 +107,12 @@ FAILING: dict[str, tuple[Rule, str, str]] = {
     "put is full": (
         Rule(call=Call.WRITE, fault=Report(status=WriteStatus.FULL)),
         "put",
-        "WriteStatus.FULL",
+        "StoreFullError: no room for an object of 1024 B, with 0 B taken; free space where the store keeps its objects",
     ),
     "put knows it already": (
         Rule(call=Call.WRITE, fault=Report(status=WriteStatus.EXISTS, done=True)),
         "put",
-        "WriteStatus.EXISTS",
+        "StoreContractError: answered exists",
     ),
     "put forgets": (
         Rule(call=Call.WRITE, fault=Report(status=WriteStatus.WRITTEN)),

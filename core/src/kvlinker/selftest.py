@@ -12,7 +12,7 @@ import numpy as np
 
 from kvlinker.device import HostAccess
 from kvlinker.entries import DevicePoolEntry
-from kvlinker.errors import StoreContractError, StoreError
+from kvlinker.errors import StoreContractError, StoreError, StoreFullError
 from kvlinker.guard import Breaker, GuardedStore, checked_read
 from kvlinker.keys import KeyBuilder, KeyNamespace, digest_fields
 from kvlinker.lanes import Lane
@@ -201,9 +201,19 @@ class _Trial:
 
         plan = self._entry.page_plan(self._source)
         batch = WriteBatch(keys=self._keys, plan=plan, fingerprint=_FINGERPRINT)
-        answer = self._store.write([batch], HostAccess(), may_publish=may_publish)
-        _expect(answer == ((WriteStatus.WRITTEN,),), f"answered {answer}")
+        ((status,),) = self._store.write([batch], HostAccess(), may_publish=may_publish)
+        if status is WriteStatus.FULL:
+            raise StoreFullError(self._no_room())
+        _expect(status is WriteStatus.WRITTEN, f"answered {status.value}")
         _expect(bool(asked), "published without asking")
+
+    def _no_room(self) -> str:
+        stats = self._raw.stats()
+        bound = "" if stats.capacity_bytes is None else f" of {stats.capacity_bytes}"
+        return (
+            f"no room for an object of {_LAYERS * _ROW_BYTES} B, with {stats.used_bytes}{bound} B taken; "
+            f"free space where the store keeps its objects"
+        )
 
     def _expect_exists(self, expected: tuple[bool, ...]) -> None:
         found = self._store.exists(self._keys)

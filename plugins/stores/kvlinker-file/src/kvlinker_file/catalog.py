@@ -302,6 +302,7 @@ def _typed_errors(what: Path | str) -> Iterator[None]:
         msg = f"store index, {what}: {error}"
         code = error.sqlite_errorcode & 0xFF if isinstance(error, sqlite3.OperationalError) else 0
         if code == sqlite3.SQLITE_FULL:
+            msg = f"{msg}; free space on the disk"
             raise StoreFullError(msg) from error
         if code in _OF_THE_SYSTEM:
             raise StoreError(msg) from error
