@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,6 +17,8 @@ from kvlinker_deepseek_v4 import stage_layers
 PAGE, PAGES, RING = 128, 5, 8
 SPARE_ROWS = 1
 RATIOS = (0, 4, 128, 4)
+SHARED_RATIOS, SOURCES = (0, 2, 2, 1, 1, 2, 4), (1, 3, 5)
+"""Layers of V4.1, and those that keep what others of their ratio read."""
 
 
 def paged(entries: int) -> int:
@@ -67,6 +70,30 @@ def describe(
     )
 
 
+def describe_shared(allocate: Allocate, *, start: int = 0, end: int = 7) -> KVCacheDescription:
+    """Describe layers [start, end) of which some read what others keep: two of ratio 2, and one of ratio 1."""
+    layers = stage_layers(SHARED_RATIOS, start=start, end=end, kv_source_layers=SOURCES)
+    kept = [layer for layer in SOURCES if start <= layer < end]
+    own = describe(allocate, end=1, split=False)
+    sparse = describe(allocate, start=1, end=2, split=False).buffers if end == 7 else {}
+    shared = {
+        f"c{ratio}_{part}": tuple(
+            allocate(PAGES, size) for layer in kept if SHARED_RATIOS[layer] == ratio
+        )
+        for ratio in (1, 2)
+        for part, size in (("kv", paged(PAGE // ratio)), ("indexer", PAGE // ratio * 68))
+    }
+    windows = tuple(allocate(PAGES, paged(PAGE)) for _ in layers)
+    return replace(
+        own,
+        buffers={
+            role: spans for role, spans in {**sparse, "swa_kv": windows, **shared}.items() if spans
+        },
+        layers=layers,
+        facts={**own.facts, "shared_indexer_format": "fp4_fused_rne_rows64"},
+    )
+
+
 def example(name: str, *, drafts: int = 0, split: bool = False) -> CacheExample:
     sparse: Sequence[int] = (1, 3)
     in_windows = ("swa_kv", "c4_state", "c4_indexer_state", "draft_swa_kv")
@@ -92,4 +119,22 @@ class TestDeepSeekV4(ModelPluginTests):
         example("fp8_indexer"),
         example("fp4_indexer", split=True),
         example("drafts", drafts=2),
+        CacheExample(
+            name="shared_ratios",
+            describe=describe_shared,
+            pages=PAGES,
+            pools=dict.fromkeys(("swa_kv", "c4_state", "c4_indexer_state"), "swa"),
+            role_layers={
+                "c1_kv": (3,),
+                "c1_indexer": (3,),
+                "c2_kv": (1, 5),
+                "c2_indexer": (1, 5),
+                **dict.fromkeys(("c4_kv", "c4_indexer", "c4_state", "c4_indexer_state"), (6,)),
+            },
+            stages=[
+                partial(describe_shared, end=3),
+                partial(describe_shared, start=3, end=5),
+                partial(describe_shared, start=5),
+            ],
+        ),
     )

@@ -23,6 +23,7 @@ FACTS = (
     "unified_kv",
     "hisparse",
     "c128_state_persistent",
+    "shared_indexer_format",
 )
 """What a description states; another fact may change what the bytes mean."""
 HEAD_VALUES, INDEX_VALUES = 512, 128
@@ -46,6 +47,11 @@ INDEXER_BYTES: Mapping[str, tuple[int, ...]] = {
     "fp4_fused": (INDEX_VALUES // 2 + 4,),
     "fp4_split": (INDEX_VALUES // 2, 4),
 }
+SHARED_INDEXER_ROWS: Mapping[str, tuple[int, int]] = {
+    # V4.1's keys of ratios 1 and 2, rounded to the nearest even value: rows of 64, their values and then their scales.
+    "fp4_fused_rne_rows64": (64, INDEX_VALUES // 2 + 4),
+}
+"""Format to the keys in a row of the engine's, and the bytes of a key with its scales."""
 STATE_VALUE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2}
 STATE_RING_ROWS = (8, 16)
 
@@ -61,6 +67,8 @@ class V4Formats:
     state_format: str = "fp32"
     state_ring_rows: int = 8
     """Rows of one page's state ring."""
+    shared_indexer_format: str | None = None
+    """Of the index keys of ratios 1 and 2; None where no layer has such a ratio."""
 
     def __post_init__(self) -> None:
         if self.page_size < C128_RATIO or self.page_size % C128_RATIO:
@@ -73,6 +81,8 @@ class V4Formats:
         _check_known("indexer_format", self.indexer_format, INDEXER_BYTES)
         _check_known("state_format", self.state_format, STATE_VALUE_BYTES)
         _check_known("state_ring_rows", self.state_ring_rows, STATE_RING_ROWS)
+        if self.shared_indexer_format is not None:
+            _check_known("shared_indexer_format", self.shared_indexer_format, SHARED_INDEXER_ROWS)
 
     def kv_page_bytes(self, ratio: int = 1) -> int:
         """Return the bytes of a page and layer of KV entries, each of `ratio` tokens."""
@@ -84,6 +94,28 @@ class V4Formats:
         """Return the bytes of a page and layer in each of the indexer's buffers."""
         keys = self.page_size // ratio
         return tuple(keys * size for size in INDEXER_BYTES[self.indexer_format])
+
+    def shared_indexer_page_bytes(self, ratio: int) -> int:
+        """Return the bytes of a page of index keys, each of `ratio` tokens, which layers share.
+
+        Raises:
+            ContractError: the format is not stated, or a page has no whole number of the engine's rows of keys.
+        """
+        if self.shared_indexer_format is None:
+            msg = (
+                f"DeepSeek V4: there are layers of compress ratio {ratio}, and fact 'shared_indexer_format' is "
+                f"missing; sizes do not tell it, so the engine adapter must state it"
+            )
+            raise ContractError(msg)
+        keys_in_a_row, key_bytes = SHARED_INDEXER_ROWS[self.shared_indexer_format]
+        keys = self.page_size // ratio
+        if keys % keys_in_a_row:
+            msg = (
+                f"DeepSeek V4: a page of {self.page_size} slots has {keys} index keys of compress ratio {ratio}, no "
+                f"whole rows of {keys_in_a_row}; use pages of a multiple of {keys_in_a_row * ratio} slots"
+            )
+            raise ContractError(msg)
+        return keys * key_bytes
 
     def state_row_bytes(self, values: int) -> int:
         """Return the bytes of one ring row of a compressor whose output has that many values."""
@@ -113,6 +145,11 @@ def read_formats(description: KVCacheDescription) -> V4Formats:
         indexer_format=text_fact(description, "indexer_format"),
         state_format=text_fact(description, "state_format"),
         state_ring_rows=integer_fact(description, "state_ring_rows"),
+        shared_indexer_format=(
+            text_fact(description, "shared_indexer_format")
+            if "shared_indexer_format" in description.facts
+            else None
+        ),
     )
 
 

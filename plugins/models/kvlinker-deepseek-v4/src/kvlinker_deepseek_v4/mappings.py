@@ -5,7 +5,7 @@ Device pools and a host mirror of them must agree on it; two computations of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
@@ -15,6 +15,8 @@ from kvlinker.errors import ContractError, UnsupportedKVCacheError
 from kvlinker.layouts import ride_along
 
 __all__ = [
+    "C1_RATIO",
+    "C2_RATIO",
     "C4_RATIO",
     "C128_RATIO",
     "LayerPositions",
@@ -25,8 +27,11 @@ __all__ = [
 
 C4_RATIO = 4
 C128_RATIO = 128
-_RATIOS = (0, C4_RATIO, C128_RATIO)
-"""config.json of DeepSeek V4, compress_ratios: window alone, sparse attention, heavily compressed attention."""
+C1_RATIO, C2_RATIO = 1, 2
+_SHARED = (C1_RATIO, C2_RATIO)
+"""Ratios of V4.1, of which some layers keep KV and index keys (kv_source_layer_ids) and later ones read theirs."""
+_RATIOS = (0, *_SHARED, C4_RATIO, C128_RATIO)
+"""config.json of DeepSeek V4, compress_ratios: window alone, V4.1's, sparse attention, heavily compressed attention."""
 
 LayerPositions: TypeAlias = Mapping[int, tuple[int, ...]]
 """Transfer layer to the positions of its buffers in the part's list; layers without any are not in it."""
@@ -44,6 +49,10 @@ class V4LayerMappings:
     """Layers of ratio 4 again: a compressor's state exists where its output does, in another index space."""
     c128: LayerPositions
     """Layers of ratio 128, in order of appearance."""
+    c1: LayerPositions
+    """Layers of ratio 1 that keep KV and index keys, in order of appearance; those that read theirs are not in it."""
+    c2: LayerPositions
+    """Layers of ratio 2 that keep KV and index keys, likewise."""
     draft_layers: int
     """Drafts whose windows are in `swa`."""
     c4_global_layers: tuple[int, ...]
@@ -62,8 +71,8 @@ def resolve_layer_mappings(
         draft_layers: MTP layers whose windows ride on the first layers.
 
     Raises:
-        UnsupportedKVCacheError: a compress ratio other than 0, 4 and 128; the message names the layer.
-        ContractError: more drafts than layers.
+        UnsupportedKVCacheError: a compress ratio other than 0, 1, 2, 4 and 128; the message names the layer.
+        ContractError: more drafts than layers, or a layer of ratio 1 or 2 that has nothing to read.
 
     >>> mappings = resolve_layer_mappings(stage_layers([0, 4, 128, 4], start=1, end=4))
     >>> dict(mappings.c4), dict(mappings.c128), mappings.c4_global_layers
@@ -76,12 +85,15 @@ def resolve_layer_mappings(
         _check_ratio(facts)
     c4 = [facts for facts in layers if facts.compress_ratio == C4_RATIO]
     c128 = [facts for facts in layers if facts.compress_ratio == C128_RATIO]
+    _check_sources(layers)
     sparse = _positions(c4)
     return V4LayerMappings(
         swa=_positions(layers, riders=draft_layers),
         c4=sparse,
         c4_state=sparse,
         c128=_positions(c128),
+        c1=_positions(_sources(layers, C1_RATIO)),
+        c2=_positions(_sources(layers, C2_RATIO)),
         draft_layers=draft_layers,
         c4_global_layers=tuple(facts.global_layer for facts in c4),
         c128_global_layers=tuple(facts.global_layer for facts in c128),
@@ -92,9 +104,38 @@ def _check_ratio(facts: LayerFacts) -> None:
     if facts.compress_ratio not in _RATIOS:
         msg = (
             f"layer {facts.layer} (global {facts.global_layer}) has compress ratio {facts.compress_ratio}; "
-            f"DeepSeek V4 has {_RATIOS}, and the ratios 1 and 2 of V4.1 are not laid out here"
+            f"laid out are {_RATIOS}; install a plugin that lays out others"
         )
         raise UnsupportedKVCacheError(msg)
+
+
+def _sources(layers: Sequence[LayerFacts], ratio: int) -> list[LayerFacts]:
+    """Return the layers of a ratio of V4.1 that keep what the others of that ratio read."""
+    return [
+        facts
+        for facts in layers
+        if facts.compress_ratio == ratio and facts.indexer is IndexerKind.OWN
+    ]
+
+
+def _check_sources(layers: Sequence[LayerFacts]) -> None:
+    """Refuse layers of ratios 1 and 2 that neither keep anything nor come behind one that does.
+
+    Raises:
+        ContractError: what such a layer reads is kept by another stage, or not described.
+    """
+    kept = set()
+    for facts in layers:
+        if facts.compress_ratio in _SHARED and facts.indexer is IndexerKind.OWN:
+            kept.add(facts.compress_ratio)
+        nothing = facts.indexer is IndexerKind.NONE or facts.compress_ratio not in kept
+        if facts.compress_ratio in _SHARED and nothing:
+            msg = (
+                f"layer {facts.layer} (global {facts.global_layer}) of compress ratio {facts.compress_ratio} has "
+                f"indexer {facts.indexer.name} behind no layer of that ratio that keeps KV; describe layers that keep "
+                f"it as OWN and those that read it as SHARED, all in one stage"
+            )
+            raise ContractError(msg)
 
 
 def _positions(layers: Sequence[LayerFacts], *, riders: int = 0) -> LayerPositions:
@@ -103,7 +144,11 @@ def _positions(layers: Sequence[LayerFacts], *, riders: int = 0) -> LayerPositio
 
 
 def stage_layers(
-    compress_ratios: Sequence[int], *, start: int = 0, end: int | None = None
+    compress_ratios: Sequence[int],
+    *,
+    start: int = 0,
+    end: int | None = None,
+    kv_source_layers: Collection[int] = (),
 ) -> tuple[LayerFacts, ...]:
     """Return the layers [start, end) of a model as a pipeline stage describes them.
 
@@ -111,6 +156,7 @@ def stage_layers(
         compress_ratios: of all layers of the target model, without MTP layers.
         start: first global layer of the stage.
         end: global layer behind its last; all layers by default.
+        kv_source_layers: global layers of ratios 1 and 2 that keep KV, which the others of these ratios read.
 
     Raises:
         ContractError: the stage is empty or leaves the model.
@@ -124,7 +170,13 @@ def stage_layers(
             layer=layer,
             global_layer=start + layer,
             compress_ratio=ratio,
-            indexer=IndexerKind.OWN if ratio == C4_RATIO else IndexerKind.NONE,
+            indexer=_indexer(ratio, is_source=start + layer in kv_source_layers),
         )
         for layer, ratio in enumerate(compress_ratios[start:end])
     )
+
+
+def _indexer(ratio: int, *, is_source: bool) -> IndexerKind:
+    if ratio in _SHARED:
+        return IndexerKind.OWN if is_source else IndexerKind.SHARED
+    return IndexerKind.OWN if ratio == C4_RATIO else IndexerKind.NONE

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from kvlinker.description import Fact, KVCacheDescription, LogicalPool
-from kvlinker.errors import ContractError
+from kvlinker.errors import ContractError, UnsupportedKVCacheError
 from kvlinker.hookspecs import ModelConfig, ModelConfigRequest
 from kvlinker.model_config import MadeUpPools
 from kvlinker.pools import KV
@@ -20,6 +20,8 @@ from kvlinker_deepseek_v4.formats import (
     V4Formats,
 )
 from kvlinker_deepseek_v4.mappings import (
+    C1_RATIO,
+    C2_RATIO,
     C4_RATIO,
     C128_RATIO,
     resolve_layer_mappings,
@@ -52,7 +54,9 @@ def describe(config: ModelConfig, request: ModelConfigRequest) -> KVCacheDescrip
     config.require("head_dim", HEAD_VALUES)
     config.require("index_head_dim", INDEX_VALUES)
     page_size = request.page_size or PAGE_SIZE
-    layers = stage_layers(compress_ratios(config))
+    ratios = compress_ratios(config)
+    _refuse_shared(config, ratios)
+    layers = stage_layers(ratios)
     formats = V4Formats(
         page_size=page_size,
         kv_format=request.format_of("kv_format", "fp8_e4m3fn_ue8m0", known=KV_ROW_BYTES),
@@ -82,6 +86,16 @@ def describe(config: ModelConfig, request: ModelConfigRequest) -> KVCacheDescrip
         ),
         facts=request.over(_facts(formats)),
     )
+
+
+def _refuse_shared(config: ModelConfig, ratios: Sequence[int]) -> None:
+    """Refuse ratios of V4.1: a configuration of V4 does not say which layers keep what the others read."""
+    if shared := sorted({C1_RATIO, C2_RATIO} & set(ratios)):
+        msg = (
+            f"model type {config.model_type!r}: layers of compress ratio {shared[0]} share KV, and which of them "
+            f"keep it is not read from a configuration; describe the cache of a running engine"
+        )
+        raise UnsupportedKVCacheError(msg)
 
 
 def _facts(formats: V4Formats) -> dict[str, Fact]:

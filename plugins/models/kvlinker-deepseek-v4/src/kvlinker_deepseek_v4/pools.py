@@ -17,7 +17,14 @@ from kvlinker.layouts import (
 )
 from kvlinker.pools import KV, DevicePoolGroup
 from kvlinker_deepseek_v4.formats import HEAD_VALUES, INDEX_VALUES, V4Formats, read_formats
-from kvlinker_deepseek_v4.mappings import C4_RATIO, C128_RATIO, LayerPositions, V4LayerMappings
+from kvlinker_deepseek_v4.mappings import (
+    C1_RATIO,
+    C2_RATIO,
+    C4_RATIO,
+    C128_RATIO,
+    LayerPositions,
+    V4LayerMappings,
+)
 
 __all__ = ["LAYOUT", "SWA", "V4Pool", "build_pool_group", "check_buffers", "v4_pools"]
 
@@ -36,6 +43,10 @@ ROLES: Mapping[str, str] = MappingProxyType(
         "c4_state": "layer of ratio 4",
         "c4_indexer_state": "layer of ratio 4",
         "c128_kv": "layer of ratio 128",
+        "c1_kv": "layer of ratio 1 that keeps KV",
+        "c1_indexer": "layer of ratio 1 that keeps KV",
+        "c2_kv": "layer of ratio 2 that keeps KV",
+        "c2_indexer": "layer of ratio 2 that keeps KV",
         DRAFT_SWA: "draft layer",
     }
 )
@@ -75,6 +86,8 @@ def v4_pools(formats: V4Formats, mappings: V4LayerMappings) -> tuple[V4Pool, ...
         _kv_pool(formats, "deepseek_v4_c4", KV, "c4_kv", mappings.c4, ratio=C4_RATIO),
         *_indexer_pools(formats, mappings),
         _kv_pool(formats, "deepseek_v4_c128", KV, "c128_kv", mappings.c128, ratio=C128_RATIO),
+        *_shared_pools(formats, mappings.c1, "c1", ratio=C1_RATIO),
+        *_shared_pools(formats, mappings.c2, "c2", ratio=C2_RATIO),
         _state_pool(formats, mappings, "c4_state", HEAD_VALUES),
         _state_pool(formats, mappings, "c4_indexer_state", INDEX_VALUES),
     )
@@ -114,6 +127,25 @@ def _indexer_pools(formats: V4Formats, mappings: V4LayerMappings) -> list[V4Pool
         )
         for role, size in zip(("c4_indexer", "c4_indexer_scale"), sizes, strict=False)
     ]
+
+
+def _shared_pools(
+    formats: V4Formats, layers: LayerPositions, name: str, *, ratio: int
+) -> tuple[V4Pool, ...]:
+    """Return the pools of KV and index keys that layers of a ratio of V4.1 share; none where there are no such."""
+    if not layers:
+        return ()
+    return (
+        _kv_pool(formats, f"deepseek_v4_{name}", KV, f"{name}_kv", layers, ratio=ratio),
+        V4Pool(
+            name=f"deepseek_v4_{name}_indexer",
+            indices_from_pool=KV,
+            role=f"{name}_indexer",
+            layer_mapping=layers,
+            row_bytes=formats.shared_indexer_page_bytes(ratio),
+            value_format=f"{formats.shared_indexer_format}",
+        ),
+    )
 
 
 def _state_pool(formats: V4Formats, mappings: V4LayerMappings, role: str, values: int) -> V4Pool:
