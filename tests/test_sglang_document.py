@@ -13,19 +13,23 @@ import pytest
 from pydantic import BaseModel
 from repository import ROOT
 
+from kvlinker.explanation import Explanation, PoolExplanation
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker
 from kvlinker.metrics import TokenOutcome
 from kvlinker.testing import MemoryStore, fake_group, page_keys
+from kvlinker_file.options import parse_size
 from kvlinker_sglang.compatibility import TESTED_VERSIONS
 from kvlinker_sglang.metrics import LinkerCollector
 from kvlinker_sglang.options import (
+    LimitsConfig,
     MetricsConfig,
     NamespaceConfig,
     StoreConfig,
     WorkerConfig,
     parse_config,
 )
+from kvlinker_sglang.start_lines import start_lines
 
 DOCUMENT = (ROOT / "docs" / "sglang.md").read_text(encoding="utf-8")
 DASHBOARD = ROOT / "docs" / "grafana" / "kvlinker.json"
@@ -83,6 +87,34 @@ def test_every_key_of_the_configuration_is_in_the_table_and_no_other() -> None:
     documented = {key for row in cells("key") for key in row[0].split(", ")}
 
     assert documented == keys_of(WorkerConfig)
+
+
+def test_every_limit_is_in_its_table_with_its_default() -> None:
+    documented = {name: float(number(default)) for name, default, _ in cells("limit")}
+
+    assert documented == LimitsConfig().model_dump()
+
+
+def test_the_room_in_the_document_is_what_a_worker_says() -> None:
+    lines = [line for line in DOCUMENT.splitlines() if line.startswith("kvlinker: ")]
+    capacity = parse_size("200GiB", option="capacity")
+    page = PoolExplanation(
+        name="kv",
+        indices_from_pool="kv",
+        page_size=64,
+        page_bytes=8 << 20,
+        spans=64,
+        layers=32,
+        objects_per_page=1,
+    )
+    found = Explanation(winner="mha", problem="", verdicts=(), pools=(page,))
+    store = MemoryStore(capacity_bytes=capacity)
+
+    layout, room = start_lines(found, store, "file")
+
+    assert f"with a capacity of {capacity} B " in lines[0]
+    assert lines[1] == f"kvlinker: {layout}"
+    assert lines[2].replace(", 1122304 B of", ", 0 B of") == f"kvlinker: {room}"
 
 
 def test_the_configuration_in_the_document_is_taken() -> None:

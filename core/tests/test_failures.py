@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import kvlinker
-from kvlinker.failures import FAILING_CALLS, FailureLog
+from kvlinker.failures import FailureLog
 from kvlinker.guard import BreakerOpenError
-from kvlinker.metrics import LinkerMetrics
+from kvlinker.metrics import FAILING_CALLS, LinkerMetrics
 
 LOGGER = "kvlinker.failures"
 

@@ -9,26 +9,9 @@ from kvlinker.guard import BreakerOpenError
 from kvlinker.metrics import LinkerMetrics
 from kvlinker.store import ObjectKey
 
-__all__ = ["FAILING_CALLS", "FailureLog"]
+__all__ = ["FailureLog"]
 
 logger = logging.getLogger(__name__)
-
-FAILING_CALLS = (
-    "cancel_queued_load",
-    "close",
-    "failed_requests",
-    "finish_layer_wise_loading",
-    "load",
-    "lookup",
-    "num_completed_offloads",
-    "offload",
-    "pop_completed_offload",
-    "release",
-    "reset",
-    "start_layer_wise_loading",
-    "wait",
-)
-"""Every call that a failure may be counted for, so that exporters can show each from the start."""
 
 
 class FailureLog:
@@ -56,7 +39,7 @@ class FailureLog:
         they hold pools and indices, which would stay in memory with it.
 
         Args:
-            what: the call that failed, one of FAILING_CALLS.
+            what: the call that failed, one of `kvlinker.metrics.FAILING_CALLS`.
             error: why.
             pool: where it is known.
             key: of one object, where it is known.

@@ -9,7 +9,31 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
-__all__ = ["LinkerMetrics", "MetricsSnapshot", "PoolTraffic", "QueueDepths", "TokenOutcome"]
+__all__ = [
+    "FAILING_CALLS",
+    "LinkerMetrics",
+    "MetricsSnapshot",
+    "PoolTraffic",
+    "QueueDepths",
+    "TokenOutcome",
+]
+
+FAILING_CALLS = (
+    "cancel_queued_load",
+    "close",
+    "failed_requests",
+    "finish_layer_wise_loading",
+    "load",
+    "lookup",
+    "num_completed_offloads",
+    "offload",
+    "pop_completed_offload",
+    "release",
+    "reset",
+    "start_layer_wise_loading",
+    "wait",
+)
+"""Every call that a failure may be counted for, so that exporters can show each from the start."""
 
 
 class TokenOutcome(Enum):

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvlinker.errors import ContractError
-from kvlinker.failures import FAILING_CALLS
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker
+from kvlinker.metrics import FAILING_CALLS
 from kvlinker.testing import (
     Call,
     FakePools,

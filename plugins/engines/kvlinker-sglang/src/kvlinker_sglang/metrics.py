@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kvlinker.errors import ContractError, UnsupportedOperationError
-from kvlinker.failures import FAILING_CALLS
 from kvlinker.lanes import Lane
 from kvlinker.linker import Linker
-from kvlinker.metrics import MetricsSnapshot
+from kvlinker.metrics import FAILING_CALLS, MetricsSnapshot
 from kvlinker.store import Store, StoreStats
 from kvlinker_sglang.options import MetricsConfig
 
