@@ -1,0 +1,199 @@
+"""A rank's prefix tree: SGLang's own, over a rank's pools, agreeing with the other ranks as in a server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from engine_frame.server import LinkerOptions
+from engine_frame.state_trees import StateTree
+from engine_frame.trees import Restored, Tree
+from engine_reads import Rows, contents, fill_at_random, overwrite, state_rows
+from real_pools import publish_configuration
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import get_parallel
+
+from kvlinker_sglang.engine.linker import KVLinker
+
+__all__ = ["Kept", "Ranks", "Worker", "file_store", "worker_of"]
+
+SPOILT = 0xFF
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """How the workers of one server share its model, and which pools each of them has.
+
+    Every size has pools of one shape, as models with fewer KV heads than ranks have: only keys tell sizes apart.
+    """
+
+    kind: str
+    """Of pools, a name of `engine_frame`'s."""
+    states: bool = False
+    """It is one of those with states."""
+    core: str = "rust"
+    tp: int = 1
+    """Ranks that split attention heads."""
+    cp: int = 1
+    """Groups of such ranks that split the tokens of a prompt while it is computed."""
+    are_alike: bool = False
+    """Pages are the same on all ranks; states never are."""
+
+    @property
+    def size(self) -> int:
+        """Processes."""
+        return self.tp * self.cp
+
+    def share(self, rank: int) -> int:
+        """Return the number of a rank's share of pages: groups that split tokens keep the same in the end."""
+        return 1 if self.are_alike else 1 + rank % self.tp
+
+    def places(self, rank: int) -> Mapping[str, int]:
+        """Return where SGLang places a process: attention heads are split within neighbours."""
+        return {
+            "tp_size": self.size,
+            "tp_rank": rank,
+            "attn_tp_size": self.tp,
+            "attn_tp_rank": rank % self.tp,
+            "attn_cp_size": self.cp,
+            "attn_cp_rank": rank // self.tp,
+            "moe_tp_size": self.size,
+        }
+
+    def groups(self, rank: int) -> Mapping[str, object]:
+        """Make SGLang's groups of processes, on every rank alike, and return this one's."""
+        heads = [[c * self.tp + t for t in range(self.tp)] for c in range(self.cp)]
+        tokens = [[c * self.tp + t for c in range(self.cp)] for t in range(self.tp)]
+        return {
+            "tp_cache_group": _group_of(rank, [[*range(self.size)]]),
+            "attn_tp_cache_group": _group_of(rank, heads),
+            "attn_cp_cache_group": _group_of(rank, tokens),
+        }
+
+
+def _group_of(rank: int, members: Sequence[Sequence[int]]) -> object:
+    groups = {tuple(ranks): torch.distributed.new_group([*ranks]) for ranks in members}
+    return next(group for ranks, group in groups.items() if rank in ranks)
+
+
+@dataclass(kw_only=True)
+class Worker:
+    """One rank: its tree, its linker, and what both have of prompts."""
+
+    rank: int
+    share: int
+    """Number of its share of pages: ranks with equal bytes have equal ones."""
+    tree: Tree
+    linker: KVLinker
+
+    def tokens(self, pages: int, *, first: int = 100) -> list[int]:
+        """Return a prompt of whole pages."""
+        return list(range(first, first + pages * self.tree.kind.page_size))
+
+    def kept(self, slots: torch.Tensor, state: torch.Tensor | None) -> list[Rows]:
+        """Return the rows that a prompt needs to go on."""
+        if isinstance(self.tree, StateTree):
+            assert state is not None
+            return self.tree.kept(slots, state)
+        return self.tree.rows(slots)
+
+    def take(self, pages: int) -> None:
+        """Take slots, so that what comes next is placed elsewhere than before."""
+        self.tree.allocate(pages)
+        if isinstance(self.tree, StateTree):
+            self.tree.allocate_state()
+
+    def spoil(self) -> None:
+        """Write over all that the pools hold, as a new process would find it."""
+        slot = torch.arange(self.tree.kind.page_size)
+        overwrite(self.kept(slot, slot[:1]), SPOILT)
+
+    def store(self, pages: int, *, first: int = 100) -> Kept:
+        """Have a prompt of random bytes stored, and return what was kept of it; pools and tree are empty then."""
+        tokens, slots = self.tokens(pages, first=first), self.tree.allocate(pages)
+        state = self.tree.allocate_state() if isinstance(self.tree, StateTree) else None
+        fill_at_random(self.kept(slots, state), seed=self.share)
+        if isinstance(self.tree, StateTree) and state is not None:
+            fill_at_random([*state_rows(self.tree.requests, state)], seed=100 + self.rank)
+        kept = self.digest(slots, state)
+        self.tree.insert(tokens, slots, state=state)
+        self.tree.settle()
+        self.tree.forget()
+        self.spoil()
+        return kept
+
+    def restore(self, tokens: Sequence[int], request_id: str) -> tuple[Restored, Kept]:
+        """Look a prompt up, load what is offered, and return that and what the pools have of it."""
+        restored = self.tree.restore(tokens, request_id)
+        return restored, self.digest(restored.slots, self.tree.state_of(restored.match))
+
+    def digest(self, slots: torch.Tensor, state: torch.Tensor | None) -> Kept:
+        """Return what the pools hold at some slots; nothing at none."""
+        if not len(slots):
+            return Kept()
+        digest, rows = hashlib.sha256(), contents(self.kept(slots, state))
+        for part in rows:
+            digest.update(part.numpy().tobytes())
+        places = [*slots.tolist(), *([] if state is None else state.tolist())]
+        return Kept(digest=digest.hexdigest(), slots=tuple(places), buffers=len(rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What pools hold of a prompt."""
+
+    digest: str = ""
+    """Of all bytes, buffer by buffer."""
+    slots: tuple[int, ...] = ()
+    """Where they are, the state's slot last."""
+    buffers: int = 0
+
+    def moved(self, other: Kept) -> bool:
+        """Whether another one has every page, and the state, at another place."""
+        return len(self.slots) == len(other.slots) and all(
+            a != b for a, b in zip(self.slots, other.slots, strict=True)
+        )
+
+
+@contextmanager
+def worker_of(ranks: Ranks, rank: int, store: Mapping[str, object]) -> Iterator[Worker]:
+    """Give a rank its tree, linked to a store, and close the linker behind."""
+    publish_configuration()
+    groups = ranks.groups(rank)
+    with get_parallel().override(**ranks.places(rank)):
+        tree = StateTree(name=ranks.kind, core=ranks.core) if ranks.states else _tree(ranks)
+        tree.params = replace(tree.params, **groups)
+        tree.cache = UnifiedRadixCache(tree.params)
+        linker = tree.attach(LinkerOptions(extra_config=_config(store)))
+        assert isinstance(linker, KVLinker)
+        try:
+            yield Worker(rank=rank, share=ranks.share(rank), tree=tree, linker=linker)
+        finally:
+            linker.close()
+
+
+def _tree(ranks: Ranks) -> Tree:
+    return Tree(name=ranks.kind, core=ranks.core)
+
+
+def _config(store: Mapping[str, object]) -> dict[str, object]:
+    return {
+        "store": dict(store),
+        "namespace": {"weights_version": "1"},  # no file says which weights these workers have
+        "min_hit_tokens": 1,
+        "limits": {
+            "breaker_seconds": 0.001,
+            "load_seconds": 2.0,
+            "lookup_seconds": 2.0,
+            "offload_seconds": 20.0,
+        },
+    }
+
+
+def file_store(folder: Path) -> dict[str, object]:
+    """Return the store of a server, which all of its ranks use."""
+    return {"plugin": "file", "options": {"path": str(folder), "capacity": "64MiB"}}
