@@ -76,12 +76,16 @@ def describe_shared(allocate: Allocate, *, start: int = 0, end: int = 7) -> KVCa
     kept = [layer for layer in SOURCES if start <= layer < end]
     own = describe(allocate, end=1, split=False)
     sparse = describe(allocate, start=1, end=2, split=False).buffers if end == 7 else {}
+    rows_in_a_page = {1: PAGE // 64, 2: PAGE // 2 // 64}
     shared = {
         f"c{ratio}_{part}": tuple(
-            allocate(PAGES, size) for layer in kept if SHARED_RATIOS[layer] == ratio
+            allocate(rows, size) for layer in kept if SHARED_RATIOS[layer] == ratio
         )
-        for ratio in (1, 2)
-        for part, size in (("kv", paged(PAGE // ratio)), ("indexer", PAGE // ratio * 68))
+        for ratio, in_a_page in rows_in_a_page.items()
+        for part, rows, size in (
+            ("kv", PAGES, paged(PAGE // ratio)),
+            ("indexer", PAGES * in_a_page + SPARE_ROWS, 64 * 68),
+        )
     }
     windows = tuple(allocate(PAGES, paged(PAGE)) for _ in layers)
     return replace(

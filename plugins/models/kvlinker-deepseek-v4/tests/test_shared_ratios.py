@@ -17,6 +17,8 @@ from kvlinker_deepseek_v4 import V4Formats, resolve_layer_mappings, stage_layers
 
 RATIOS, SOURCES = (0, 2, 2, 1, 1), (1, 3)
 PAGE, PAGES = 256, 5
+ROWS = {"c1_indexer": 4, "c2_indexer": 2}
+"""Rows of 64 keys in a page of 256 slots."""
 
 
 def describe(
@@ -29,7 +31,9 @@ def describe(
         page_size=page,
         buffers={
             pool.role: tuple(
-                BufferSpan.from_tensor(torch.zeros((PAGES, pool.row_bytes), dtype=torch.uint8))
+                BufferSpan.from_tensor(
+                    torch.zeros((PAGES * pool.rows_per_page, pool.row_bytes), dtype=torch.uint8)
+                )
                 for _ in range(pool.spans)
             )
             for pool in v4_pools(formats, resolve_layer_mappings(layers))
@@ -89,12 +93,30 @@ def test_several_layers_of_a_ratio_may_keep_kv() -> None:
 def test_every_byte_that_layers_share_comes_back_in_other_pages() -> None:
     description = describe()
     page_rows = {
-        role: PageRows("swa" if role == "swa_kv" else "kv", 1) for role in description.buffers
+        role: PageRows("swa" if role == "swa_kv" else "kv", ROWS.get(role, 1))
+        for role in description.buffers
     }
 
     group = check_strategy(kvlinker_deepseek_v4, description)
 
     check_round_trip(group, description, page_rows, {"kv": {1: 4, 3: 0}, "swa": {0: 2, 4: 1}})
+
+
+@pytest.mark.parametrize("role", ROWS)
+def test_rows_of_keys_behind_the_last_page_are_no_page(role: str) -> None:
+    description = describe()
+    rows = PAGES * ROWS[role] + 1
+    longer = BufferSpan.from_tensor(torch.zeros((rows, 64 * 68), dtype=torch.uint8))
+
+    group = check_strategy(
+        kvlinker_deepseek_v4,
+        replace(description, buffers={**description.buffers, role: (longer,)}),
+    )
+
+    entry = group.entry_map[f"deepseek_v4_{role}"]
+    assert [span.rows for span in entry.spans] == [PAGES]
+    with pytest.raises(ContractError, match="out of bounds"):
+        entry.prepare_locations(range(PAGES * PAGE, (PAGES + 1) * PAGE))
 
 
 # ---- refusals ---------------------------------------------------------------------------------
@@ -151,6 +173,6 @@ def test_index_keys_of_another_format_are_refused() -> None:
 def test_pages_without_whole_rows_of_index_keys_are_refused() -> None:
     formats = V4Formats(page_size=128, shared_indexer_format="fp4_fused_rne_rows64")
 
-    assert formats.shared_indexer_page_bytes(2) == 64 * 68
+    assert formats.shared_indexer_rows(2) == (1, 64 * 68)
     with pytest.raises(ContractError, match="has 32 index keys of compress ratio 4, no whole rows"):
-        formats.shared_indexer_page_bytes(4)
+        formats.shared_indexer_rows(4)

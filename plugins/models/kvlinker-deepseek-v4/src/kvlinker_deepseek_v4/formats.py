@@ -95,8 +95,8 @@ class V4Formats:
         keys = self.page_size // ratio
         return tuple(keys * size for size in INDEXER_BYTES[self.indexer_format])
 
-    def shared_indexer_page_bytes(self, ratio: int) -> int:
-        """Return the bytes of a page of index keys, each of `ratio` tokens, which layers share.
+    def shared_indexer_rows(self, ratio: int) -> tuple[int, int]:
+        """Return the rows in a page of index keys that layers share, each of `ratio` tokens, and the bytes of a row.
 
         Raises:
             ContractError: the format is not stated, or a page has no whole number of the engine's rows of keys.
@@ -115,7 +115,7 @@ class V4Formats:
                 f"whole rows of {keys_in_a_row}; use pages of a multiple of {keys_in_a_row * ratio} slots"
             )
             raise ContractError(msg)
-        return keys * key_bytes
+        return keys // keys_in_a_row, keys_in_a_row * key_bytes
 
     def state_row_bytes(self, values: int) -> int:
         """Return the bytes of one ring row of a compressor whose output has that many values."""

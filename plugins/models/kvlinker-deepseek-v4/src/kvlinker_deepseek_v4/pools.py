@@ -65,7 +65,7 @@ class V4Pool:
     row_bytes: int
     """Bytes of a row of one layer's buffer."""
     rows_per_page: int = 1
-    """Rows in a page: the ring's for states, whose rows are not pages."""
+    """Rows in a page: more than one where rows are not pages, those of a state's ring or of some shared index keys."""
     value_format: str
 
     @property
@@ -135,6 +135,7 @@ def _shared_pools(
     """Return the pools of KV and index keys that layers of a ratio of V4.1 share; none where there are no such."""
     if not layers:
         return ()
+    rows, row_bytes = formats.shared_indexer_rows(ratio)
     return (
         _kv_pool(formats, f"deepseek_v4_{name}", KV, f"{name}_kv", layers, ratio=ratio),
         V4Pool(
@@ -142,7 +143,8 @@ def _shared_pools(
             indices_from_pool=KV,
             role=f"{name}_indexer",
             layer_mapping=layers,
-            row_bytes=formats.shared_indexer_page_bytes(ratio),
+            row_bytes=row_bytes,
+            rows_per_page=rows,
             value_format=f"{formats.shared_indexer_format}",
         ),
     )
@@ -182,7 +184,7 @@ def _entry(description: KVCacheDescription, pool: V4Pool) -> DevicePoolEntry:
         name=pool.name,
         indices_from_pool=pool.indices_from_pool,
         roles=(pool.role, DRAFT_SWA) if drafts else (pool.role,),
-        # A ring becomes one row; the spare rows behind the last ring are cut.
+        # A ring becomes one row, and so do a page's index keys; the spare rows behind the last one are cut.
         components=[[span.group_rows(pool.rows_per_page) for span in spans]],
         layer_mapping=pool.layer_mapping,
         rows_are_pages=True,
