@@ -171,6 +171,10 @@ _OPTIONS: Mapping[str, _Options] = {
     "lfm2": _LFM2,
 }
 
+_DECAY, _LOG_DECAY = "A_log", -3.0
+"""Weight that says how fast a state fades, and its mean: with the initial one, a wrong state would be forgotten before
+it is seen."""
+
 TINY_MODEL_TYPES = tuple(_OPTIONS)
 """Model types that `tiny_model` makes."""
 
@@ -224,7 +228,7 @@ def _randomize(model: PreTrainedModel, seed: int) -> None:
             scale = _scale(name, parameter)
             if scale:
                 values = torch.randn(parameter.shape, generator=generator) * scale
-                parameter.copy_(values)
+                parameter.copy_(values + (_LOG_DECAY if name.endswith(_DECAY) else 0.0))
         for name, buffer in sorted(model.named_buffers()):
             if name.endswith("tid2eid"):
                 experts = int(model.config.to_dict()["n_routed_experts"])
@@ -233,7 +237,7 @@ def _randomize(model: PreTrainedModel, seed: int) -> None:
 
 def _scale(name: str, parameter: torch.Tensor) -> float:
     """Return the standard deviation that a parameter is drawn with, 0 to leave it as it is."""
-    if name.endswith(("position_bias", "sinks", "base")):
+    if name.endswith(("position_bias", "sinks", "base", _DECAY)):
         return 0.5
     if parameter.dim() > 1:
         return 1.0 / math.sqrt(parameter.shape[-1])
