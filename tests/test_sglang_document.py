@@ -114,7 +114,7 @@ def test_the_room_in_the_document_is_what_a_worker_says() -> None:
 
     assert f"with a capacity of {capacity} B " in lines[0]
     assert lines[1] == f"kvlinker: {layout}"
-    assert lines[2].replace(", 1122304 B of", ", 0 B of") == f"kvlinker: {room}"
+    assert lines[2].replace(", 860160 B of", ", 0 B of") == f"kvlinker: {room}"
 
 
 def test_the_configuration_in_the_document_is_taken() -> None:

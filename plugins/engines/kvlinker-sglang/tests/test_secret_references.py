@@ -23,6 +23,17 @@ def test_a_file_is_read_without_its_last_line_end(tmp_path: Path) -> None:
     assert SecretReference(file=str(file)).read() == "s3 cr3t"
 
 
+def test_a_file_is_found_in_the_home_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "secret").write_text("s3", encoding="utf-8")
+
+    assert SecretReference(file="~/secret").read() == "s3"
+    with pytest.raises(ContractError, match="file ~no such user/s cannot be read: RuntimeError"):
+        SecretReference(file="~no such user/s").read()
+
+
 @pytest.mark.parametrize("content", [None, ""])
 def test_a_secret_that_is_not_there_is_refused_by_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None

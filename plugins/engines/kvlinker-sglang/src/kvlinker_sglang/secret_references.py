@@ -32,7 +32,7 @@ class SecretReference(BaseModel):
     env: Annotated[str, Field(min_length=1)] | None = None
     """Name of an environment variable."""
     file: Annotated[str, Field(min_length=1)] | None = None
-    """Path of a file; line ends behind the secret are not part of it."""
+    """Path of a file, where `~` is the user's home; line ends behind the secret are not part of it."""
 
     @model_validator(mode="after")
     def _names_one_place(self) -> Self:
@@ -56,8 +56,9 @@ class SecretReference(BaseModel):
 
     def _read_file(self) -> str:
         try:
-            return Path(str(self.file)).read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
+            path = Path(str(self.file)).expanduser()
+            return path.read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, RuntimeError, UnicodeDecodeError) as error:
             msg = f"the secret's file {self.file} cannot be read: {type(error).__name__}"
             raise ContractError(msg) from None
 
