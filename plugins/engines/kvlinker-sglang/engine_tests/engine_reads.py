@@ -81,10 +81,8 @@ def rows_of(
         yield from _latent_rows(pool, kv)
     elif isinstance(pool, DeepSeekV4TokenToKVPool):
         yield from _v4_rows(pool, kv, swa)
-    elif isinstance(pool, MiniMaxSparseKVPool):
-        yield from _minimax_rows(pool, kv)
     else:
-        raise TypeError(type(pool))
+        yield from _minimax_rows(pool, kv)
 
 
 def _latent_rows(pool: object, kv: torch.Tensor) -> Iterator[Rows]:
@@ -105,7 +103,8 @@ def _head_rows(pool: object, kv: torch.Tensor) -> Iterator[Rows]:
 
 
 def _minimax_rows(pool: object, kv: torch.Tensor) -> Iterator[Rows]:
-    assert isinstance(pool, MiniMaxSparseKVPool)
+    if not isinstance(pool, MiniMaxSparseKVPool):
+        raise TypeError(type(pool))
     main, index = pool.main_pool, pool.index_k_pool
     if isinstance(pool, MiniMaxM3Nvfp4KVPool):
         # Each is a view of a slab in which a page's parts lie side by side.
