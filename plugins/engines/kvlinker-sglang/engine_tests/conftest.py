@@ -25,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let SGLang warn of what it cannot do without a GPU, and torch of what SGLang uses; all else stays an error."""
     config.addinivalue_line("filterwarnings", r"ignore::UserWarning:sglang\..*")
     config.addinivalue_line("filterwarnings", r"ignore::DeprecationWarning:torch\..*")
+    config.addinivalue_line("filterwarnings", "ignore:MultiPlatformOp is:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True, scope="session")

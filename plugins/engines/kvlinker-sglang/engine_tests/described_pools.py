@@ -9,7 +9,7 @@ import torch
 from described_hybrids import HYBRIDS
 from described_indexed import INDEXED
 from minimax_pools import MINIMAX
-from real_pools import heads_pool, latent_pool, sparse_pool, v4_pool, windows_pool
+from real_pools import V4_SHARED, heads_pool, latent_pool, sparse_pool, v4_pool, windows_pool
 from real_pools_scaled import fp4_heads_pool, fp4_latent_pool, mxfp8_heads_pool
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
@@ -28,6 +28,10 @@ _TRANSLATION = {
 }
 _C128_STATE = {
     "compress_state_pools.2.*": "the unfinished 128 tokens of running requests; none are open at a page's end"
+}
+_HALF_PAIRS = {
+    "compress_state_pools.1.*": "half pairs of running requests; none is open at a page's even end",
+    "compress_state_pools.5.*": "half pairs of running requests; none is open at a page's even end",
 }
 _DRAFT_STARTS = {
     "mtp_draft_device_pools.*.swa_valid_from": "where running requests began to draft; paged windows are whole"
@@ -239,4 +243,22 @@ _V4 = (
         drafts=_packed(partial(v4_pool, (0,), draft=True, speculative="DSPARK")),
     ),
 )
-DESCRIBED = (*_MHA, *_SCALED, *_SWA, *_MLA, *_DSA, *_V4, *HYBRIDS, *INDEXED, *MINIMAX)
+_shared_ratios = partial(v4_pool, V4_SHARED[0], sources=V4_SHARED[1])
+_V4_SHARED = (
+    _example("v4-shared_ratios", _shared_ratios, page_size=256, excused=_HALF_PAIRS),
+    _example(
+        "v4-shared_ratios_alone",
+        partial(v4_pool, (1, 1, 0), sources=(0,)),
+        page_size=256,
+        excused={},
+    ),
+    _example(
+        "v4-shared_ratios_dspark",
+        partial(_shared_ratios, speculative="DSPARK"),
+        page_size=256,
+        facts={"sliding_window": 130},
+        excused=_HALF_PAIRS | _DRAFT_STARTS,
+        drafts=_packed(partial(v4_pool, (0,), draft=True, speculative="DSPARK")),
+    ),
+)
+DESCRIBED = (*_MHA, *_SCALED, *_SWA, *_MLA, *_DSA, *_V4, *_V4_SHARED, *HYBRIDS, *INDEXED, *MINIMAX)

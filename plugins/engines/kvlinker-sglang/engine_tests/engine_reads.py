@@ -139,9 +139,10 @@ def _v4_rows(pool: object, kv: torch.Tensor, swa: torch.Tensor) -> Iterator[Rows
         yield Rows(buffer, _pages(swa, pool.swa_page_size))
     for part in pool.kv_pools.values():
         yield from (Rows(buffer, _pages(kv, pool.page_size)) for buffer in part.kv_buffer)
-    for part in pool.index_pools.values():
-        for buffer in part.index_k_with_scale_buffer:
-            yield Rows(buffer, _pages(kv, pool.page_size))
+    for ratio, part in pool.index_pools.items():
+        # The key of some tokens is where SGLang's indexer looks for it: at the slots over the ratio, row by row.
+        numbers = _pages(kv, ratio * part.page_size)
+        yield from (Rows(buffer, numbers) for buffer in part.index_k_with_scale_buffer)
     for part in (*pool.compress_state_pools, *pool.indexer_compress_state_pools):
         if part is not None and part.ratio == 4:
             # The ring of a page is what the positions in it are written to, one after the other.

@@ -19,6 +19,7 @@ __all__ = [
     "MODEL_CONFIG",
     "V4_FLASH",
     "V4_PRO",
+    "V4_SHARED",
     "heads_pool",
     "latent_pool",
     "publish_configuration",
@@ -30,6 +31,8 @@ __all__ = [
 V4_FLASH = (0, 0, *(4, 128) * 20, 4)
 V4_PRO = (128, 128, *(4, 128) * 29, 4)
 """Compress ratios of the models' layers (config.json, without the MTP layer)."""
+V4_SHARED = ((0, 2, 2, 1, 1, 2, 4), (1, 3, 5))
+"""Ratios of V4.1, and the layers that keep what others of their ratio read: two of ratio 2, and one of ratio 1."""
 MODEL_CONFIG = PretrainedConfig.from_dict(
     {
         "architectures": ["GlmMoeDsaForCausalLM"],
@@ -198,6 +201,8 @@ def v4_pool(
     fp4_indexer: bool = False,
     hisparse: bool = False,
     speculative: str | None = None,
+    sources: Sequence[int] | None = None,
+    kv_layout: str = "v4",
 ) -> object:
     """Return a `DeepSeekV4TokenToKVPool` in its pages of 256 slots.
 
@@ -211,6 +216,8 @@ def v4_pool(
         fp4_indexer: keep index keys as fp4.
         hisparse: keep C4 pages where HiSparse wants them.
         speculative: SGLang's name of an algorithm that drafts two tokens; the rings of states are longer then.
+        sources: layers of ratios 1 and 2 that keep KV, which the others of these ratios read; all of them by default.
+        kv_layout: SGLang's name of how windows are kept, as it chooses it by the GPU.
     """
     publish_configuration()
 
@@ -245,5 +252,8 @@ def v4_pool(
             end_layer=end,
             enable_hisparse=hisparse,
             is_draft_worker=draft,
-            kv_source_layers=[layer for layer, ratio in enumerate(ratios) if ratio in {1, 2}],
+            kv_source_layers=[layer for layer, ratio in enumerate(ratios) if ratio in {1, 2}]
+            if sources is None
+            else list(sources),
+            kv_layout=kv_layout,
         )

@@ -34,5 +34,5 @@ class TestSGLang(EngineAdapterTests):
             name="int8_states", make=int8_states.pool, extras=int8_states.extras, page_size=16
         ),
         PoolExample(name="folded_index", make=partial(sparse_pool, index_kpool=2), page_size=128),
-        PoolExample(name="v4.1", make=partial(v4_pool, (0, 1, 4)), page_size=256),
+        PoolExample(name="v4-hisparse", make=partial(v4_pool, hisparse=True), page_size=256),
     )

@@ -417,15 +417,6 @@ def test_an_indexer_in_rings_of_another_size_is_refused() -> None:
 
 
 @pytest.mark.refuses(engine="sglang")
-@pytest.mark.parametrize("ratio", [1, 2])
-def test_the_ratios_of_v4_1_are_refused(refused: Refused, ratio: int) -> None:
-    with refused(
-        f"DeepSeekV4TokenToKVPool, ratio {ratio}", match=rf"compress ratio {ratio} at layer 1"
-    ):
-        describe(v4_pool((0, ratio, 4)), 256)
-
-
-@pytest.mark.refuses(engine="sglang")
 @pytest.mark.parametrize(
     ("draft", "message"), [(False, "windows of running requests"), (True, "a ring of windows")]
 )

@@ -23,7 +23,7 @@ from kvlinker_sglang.engine.stack_view import StackEntry
 
 PAGES = 5
 ALL = [*sorted(KINDS), *(f"hybrid-{name}" for name in sorted(STATE_KINDS))]
-SERVED_BY_SGLANG = ["dsa", "v4", "hybrid-mla", "hybrid-mla_envelope"]
+SERVED_BY_SGLANG = ["dsa", "v4", "v4_shared", "hybrid-mla", "hybrid-mla_envelope"]
 """Whose pools SGLang's own strategies lay out for its linkers."""
 MOONCAKE = LinkerOptions(
     name="MooncakeDirectLinker", module="kvlinker_sglang.linkers", extra_config=CONFIG

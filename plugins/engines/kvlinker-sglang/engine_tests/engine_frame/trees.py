@@ -17,6 +17,7 @@ from engine_reads import Rows, rows_of
 from minimax_pools import minimax_pool, nvfp4_pool
 from pool_groups import installed_plugins
 from real_pools import (
+    V4_SHARED,
     heads_pool,
     latent_pool,
     publish_configuration,
@@ -87,6 +88,11 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "v4": Kind(make=partial(v4_pool, pages=PAGES), page_size=256, window=128),
         "minimax": Kind(make=partial(minimax_pool, pages=PAGES), page_size=16),
         "minimax_nvfp4": Kind(make=partial(nvfp4_pool, pages=PAGES), page_size=128),
+        "v4_shared": Kind(
+            make=partial(v4_pool, V4_SHARED[0], sources=V4_SHARED[1], pages=PAGES),
+            page_size=256,
+            window=128,
+        ),
         "mha_fp4": Kind(make=partial(fp4_heads_pool, pages=PAGES), page_size=16),
         "mha_fp4_by_method": Kind(
             make=partial(

@@ -26,14 +26,21 @@ from kvlinker_sglang.describe.deepseek_v4_parts import (
     states_of,
     v4_pool,
 )
+from kvlinker_sglang.describe.deepseek_v4_shared import (
+    SHARED_INDEXER_FORMAT,
+    SHARED_RATIOS,
+    check_shared,
+    shared_indexes_of,
+    sources_of,
+)
 from kvlinker_sglang.describe.engine import replicated_on_all_ranks
 from kvlinker_sglang.describe.requests import draft_pools, sliding_window_of
 
 __all__ = ["POOL", "describe"]
 
 _C4, _C128 = 4, 128
-_RATIOS = (0, _C4, _C128)
-"""config.json of DeepSeek V4, compress_ratios: window alone, sparse attention, heavily compressed attention."""
+_RATIOS = (0, *SHARED_RATIOS, _C4, _C128)
+"""config.json of DeepSeek V4, compress_ratios: window alone, V4.1's, sparse attention, heavily compressed attention."""
 
 
 def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
@@ -61,9 +68,8 @@ def _layers(pool: V4Pool) -> tuple[LayerFacts, ...]:
     for i, item in stage:
         if item.compress_ratio not in _RATIOS:
             msg = (
-                f"{class_name(pool)} has compress ratio {item.compress_ratio} at layer {i}; described are {_RATIOS}, "
-                f"and the ratios 1 and 2 of V4.1 are not: such a layer reads what an earlier one keeps, by index keys "
-                f"in rows of 64 that are no pages; run SGLang without a linker for this model"
+                f"{class_name(pool)} has compress ratio {item.compress_ratio} at layer {i}, and described are "
+                f"{_RATIOS}; run SGLang without a linker for this model"
             )
             raise UnsupportedKVCacheError(msg)
     if not stage or stage[0][0] != pool.start_layer:
@@ -72,15 +78,22 @@ def _layers(pool: V4Pool) -> tuple[LayerFacts, ...]:
             f"{[i for i, _ in stage]}; use a version of SGLang that kvlinker-sglang was tested with"
         )
         raise UnsupportedKVCacheError(msg)
+    check_shared(pool, stage)
     return tuple(
         LayerFacts(
             layer=layer,
             global_layer=number,
             compress_ratio=item.compress_ratio,
-            indexer=IndexerKind.OWN if item.compress_ratio == _C4 else IndexerKind.NONE,
+            indexer=_indexer(pool, number, item.compress_ratio),
         )
         for layer, (number, item) in enumerate(stage)
     )
+
+
+def _indexer(pool: V4Pool, number: int, ratio: int) -> IndexerKind:
+    if ratio in SHARED_RATIOS:
+        return IndexerKind.OWN if number in sources_of(pool, ratio) else IndexerKind.SHARED
+    return IndexerKind.OWN if ratio == _C4 else IndexerKind.NONE
 
 
 def _buffers(pool: V4Pool, layers: Sequence[LayerFacts]) -> dict[str, tuple[BufferSpan, ...]]:
@@ -93,6 +106,11 @@ def _buffers(pool: V4Pool, layers: Sequence[LayerFacts]) -> dict[str, tuple[Buff
         buffers["c4_indexer_state"] = spans_of("c4_indexer_state", rings.index)
     if _numbers(layers, _C128):
         buffers["c128_kv"] = spans_of("c128_kv", latents_of(kv_pool_of(pool, _C128)))
+    for ratio in SHARED_RATIOS:
+        if sources_of(pool, ratio):
+            kv, indexer = f"c{ratio}_kv", f"c{ratio}_indexer"
+            buffers[kv] = spans_of(kv, latents_of(kv_pool_of(pool, ratio)))
+            buffers[indexer] = spans_of(indexer, shared_indexes_of(pool, ratio))
     return buffers
 
 
@@ -118,7 +136,15 @@ def _facts(pool: V4Pool, layers: Sequence[LayerFacts]) -> dict[str, Fact]:
         "hisparse": 0,
         # The state of a C128 layer is a request's own: nothing is open at the end of a page of whole 128 tokens.
         "c128_state_persistent": 0,
+        **_shared_facts(layers),
     }
+
+
+def _shared_facts(layers: Sequence[LayerFacts]) -> dict[str, Fact]:
+    """Return how V4.1 keeps the index keys that layers share; nothing for V4."""
+    if any(facts.compress_ratio in SHARED_RATIOS for facts in layers):
+        return {"shared_indexer_format": SHARED_INDEXER_FORMAT}
+    return {}
 
 
 def _drafts(request: DescribeRequest) -> dict[str, tuple[BufferSpan, ...]]:

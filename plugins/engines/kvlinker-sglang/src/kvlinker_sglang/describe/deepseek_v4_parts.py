@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "POOL",
+    "IndexerPool",
+    "StatePool",
     "StateRings",
+    "V4Layer",
     "V4Pool",
     "indexer_of",
+    "indexer_pool_of",
     "indexes_of",
     "kv_pool_of",
     "latents_of",
+    "state_pool_of",
     "states_of",
     "v4_pool",
 ]
@@ -49,9 +54,16 @@ _LAYOUT = "v4"
 """Block-split pages of 448 e4m3 and 64 bf16 values with 7 ue8m0 scales (KVLayout.V4)."""
 
 
-class _Layer(Protocol):
+class V4Layer(Protocol):
+    """What is read of a layer's item in the mapping of layers."""
+
     @property
-    def compress_ratio(self) -> int: ...
+    def compress_ratio(self) -> int:
+        """Tokens in a KV entry; 0 for windows alone."""
+
+    @property
+    def compress_layer_id(self) -> int:
+        """Position of the layer's buffer in the pool of its ratio, or of the buffer that it reads."""
 
 
 @runtime_checkable
@@ -63,12 +75,14 @@ class V4Pool(Protocol):
     sliding_window: int
     start_layer: int
     kv_layout: object
-    layer_mapping: Sequence[_Layer | None]
+    layer_mapping: Sequence[V4Layer | None]
     """Of all layers of the model; None outside of the pipeline stage."""
     swa_kv_pool: object
     kv_pools: Mapping[int, object]
     """By compress ratio."""
     index_pools: Mapping[int, object]
+    sources_by_ratio: Mapping[int, Sequence[int]]
+    """Compress ratio to the global layers that keep KV of it, in the order of their buffers."""
     compress_state_pools: Sequence[object]
     """By global layer."""
     indexer_compress_state_pools: Sequence[object]
@@ -86,7 +100,9 @@ class _KVPool(Protocol):
 
 
 @runtime_checkable
-class _IndexerPool(Protocol):
+class IndexerPool(Protocol):
+    """What is read of a `DeepSeekV4IndexerPool`."""
+
     page_size: int
     index_k_with_scale_buffer: list[torch.Tensor] | None
     use_fp4_indexer: bool
@@ -96,7 +112,9 @@ class _IndexerPool(Protocol):
 
 
 @runtime_checkable
-class _StatePool(Protocol):
+class StatePool(Protocol):
+    """What is read of a `CompressStatePool`."""
+
     ratio: int
     ring_size: int
     swa_page_size: int
@@ -185,16 +203,26 @@ def latents_of(part: _KVPool) -> HeldTensors:
     return lambda: part.kv_buffer
 
 
-def indexer_of(pool: V4Pool) -> _IndexerPool:
+def indexer_pool_of(pool: V4Pool, ratio: int) -> IndexerPool:
+    """Return the pool of index keys of a compress ratio, however they are kept.
+
+    Raises:
+        UnsupportedKVCacheError: it is of another class.
+    """
+    part = pool.index_pools[ratio]
+    require_class(part, _INDEXER, f"the indexer of compress ratio {ratio}")
+    if not isinstance(part, IndexerPool):
+        raise changed(part, IndexerPool)
+    return part
+
+
+def indexer_of(pool: V4Pool) -> IndexerPool:
     """Return the index keys of ratio 4, keys and scales of a page in one row.
 
     Raises:
         UnsupportedKVCacheError: they are of another class, or kept in another way.
     """
-    part = pool.index_pools[4]
-    require_class(part, _INDEXER, "the indexer")
-    if not isinstance(part, _IndexerPool):
-        raise changed(part, _IndexerPool)
+    part = indexer_pool_of(pool, 4)
     if (
         part.index_k_with_scale_buffer is None
         or part.uses_aiter_fp4_layout
@@ -209,7 +237,7 @@ def indexer_of(pool: V4Pool) -> _IndexerPool:
     return part
 
 
-def indexes_of(part: _IndexerPool) -> HeldTensors:
+def indexes_of(part: IndexerPool) -> HeldTensors:
     """Return what reads the index keys with their scales."""
     return lambda: part.index_k_with_scale_buffer or ()
 
@@ -240,10 +268,20 @@ def states_of(pool: V4Pool, numbers: Sequence[int]) -> StateRings:
     )
 
 
-def _state_pool(pool: V4Pool, part: object, number: int) -> _StatePool:
+def state_pool_of(part: object, number: int) -> StatePool:
+    """Return the compressor state of a global layer, however it is kept.
+
+    Raises:
+        UnsupportedKVCacheError: it is of another class.
+    """
     require_class(part, _STATES, f"the state of layer {number}")
-    if not isinstance(part, _StatePool):
-        raise changed(part, _StatePool)
+    if not isinstance(part, StatePool):
+        raise changed(part, StatePool)
+    return part
+
+
+def _state_pool(pool: V4Pool, held: object, number: int) -> StatePool:
+    part = state_pool_of(held, number)
     if part.request_scoped or part.online or part.swa_page_size != pool.swa_page_size:
         msg = (
             f"the state of layer {number} of a {class_name(pool)} belongs to a request, or follows pages of "
@@ -253,11 +291,11 @@ def _state_pool(pool: V4Pool, part: object, number: int) -> _StatePool:
     return part
 
 
-def _all_rows_of(parts: Sequence[_StatePool]) -> HeldTensors:
+def _all_rows_of(parts: Sequence[StatePool]) -> HeldTensors:
     return lambda: [_rows_of(part) for part in parts]
 
 
-def _rows_of(part: _StatePool) -> torch.Tensor:
+def _rows_of(part: StatePool) -> torch.Tensor:
     """Return the tensor of [rows, kv and score]: the engine keeps spare rows behind the last ring."""
     require_class(part.kv_score_buffer, _ROWS, "a state buffer")
     if not isinstance(part.kv_score_buffer, _StateRows):
@@ -265,7 +303,7 @@ def _rows_of(part: _StatePool) -> torch.Tensor:
     return part.kv_score_buffer.kv_score
 
 
-def _state_format(part: _StatePool) -> str:
+def _state_format(part: StatePool) -> str:
     import torch
 
     dtype = _rows_of(part).dtype

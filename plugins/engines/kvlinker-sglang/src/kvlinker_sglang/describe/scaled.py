@@ -151,8 +151,8 @@ def _require_blocks(pool: object, where: str) -> None:
     if not is_in_blocks(pool) or any(part is not None for part in beside):
         msg = (
             f"{where}, a {class_name(pool)}, quantizes by {class_name(pool.quant_method)}, or keeps more than "
-            f"blocks of {_FP4[0]} and their scales, slot by slot; run SGLang with one --kv-cache-dtype for target and draft, "
-            f"and with --attention-backend triton"
+            f"blocks of {_FP4[0]} and their scales, slot by slot; run SGLang with one --kv-cache-dtype for target and "
+            f"draft, and with --attention-backend triton"
         )
         raise UnsupportedKVCacheError(msg)
 
