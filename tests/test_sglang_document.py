@@ -33,6 +33,7 @@ from kvlinker_sglang.start_lines import start_lines
 
 DOCUMENT = (ROOT / "docs" / "sglang.md").read_text(encoding="utf-8")
 DASHBOARD = ROOT / "docs" / "grafana" / "kvlinker.json"
+ENGINE_TESTS = ROOT / "plugins" / "engines" / "kvlinker-sglang" / "engine_tests"
 TIB = 1 << 40
 
 
@@ -179,3 +180,18 @@ def test_labels_and_reasons_in_the_dashboard_are_those_of_the_metrics() -> None:
 
     assert reasons <= {outcome.value for outcome in TokenOutcome}
     assert set(re.findall(r"by \((\w+)\)", text)) == {"reason", "pool", "call", "queue", "event"}
+
+
+# ---- engine tests -----------------------------------------------------------------------------
+
+
+def test_every_module_of_the_engine_tests_is_in_their_readme_and_no_other() -> None:
+    text = (ENGINE_TESTS / "README.md").read_text(encoding="utf-8")
+    named = {
+        pattern: set(ENGINE_TESTS.glob(pattern))
+        for pattern in re.findall(r"(?<=`)[\w/*]+\.py(?=`)", text)
+    }
+    modules = {*ENGINE_TESTS.glob("*.py"), *(ENGINE_TESTS / "engine_frame").glob("[!_]*.py")}
+
+    assert [pattern for pattern, found in named.items() if not found] == []
+    assert set().union(*named.values()) == modules

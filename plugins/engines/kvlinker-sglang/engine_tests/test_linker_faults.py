@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+from busy_servers import spoil
 from engine_frame.client import Answer, Client, RequestFailed
 from engine_frame.server import Server, SharedServer
-from faulty_store import FaultChoices, misbehave
+from faulty_store import misbehave
+from leftovers import check_nothing_is_held
 from linked_servers import PAGE, Link, answer_without_cache, prompt_of, wait_for
 
 from kvlinker_file import verify
@@ -21,7 +22,6 @@ from kvlinker_file import verify
 ModelFolder = Callable[[str], Path]
 SEVERAL = 12 * PAGE + 5
 WHOLE = 12 * PAGE
-CONVERSATIONS = 6
 LIMITS = {
     "breaker_seconds": 0.01,
     "load_seconds": 3.0,
@@ -185,17 +185,6 @@ def test_e3_bytes_that_changed_on_disk_reach_no_answer(client: Client, link: Lin
     assert counted.tokens_close
 
 
-def spoil(store: Path) -> None:
-    """Change one byte of every 4 KiB of what is stored, behind the header of an object."""
-    for segment in store.glob("segments/*.slab"):
-        with segment.open("r+b") as file:
-            for place in range(2048, segment.stat().st_size, 4096):
-                file.seek(place)
-                byte = file.read(1)[0]
-                file.seek(place)
-                file.write(bytes([byte ^ 0xFF]))
-
-
 def test_l5_a_store_that_promises_what_it_never_had_is_believed_once(
     client: Client, link: Link
 ) -> None:
@@ -284,118 +273,6 @@ def test_b78_a_store_that_is_too_small_gives_up_what_is_oldest_and_answers_stay_
     assert counted.tokens_close
 
 
-# ---- many requests ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What all conversations say at one time, and the tokens they are answered without a cache."""
-
-    prompts: Sequence[Sequence[int]]
-    expected: Sequence[tuple[int, ...]]
-
-
-@pytest.fixture(scope="module")
-def turns(server: Server, link: Link) -> list[Turn]:
-    """Return the turns of conversations, half of which begin with the same text."""
-    misbehave(link.control)
-    client = server.client
-    said = [prompt_of(4 * PAGE, seed=number % 2) for number in range(CONVERSATIONS)]
-    turns = []
-    for turn in range(3):
-        for number, words in enumerate(said):
-            words.extend(prompt_of(PAGE + 5, seed=100 * turn + number))
-        prompts = [list(words) for words in said]
-        answers = [answer_without_cache(client, words).tokens for words in prompts]
-        turns.append(Turn(prompts, answers))
-        for words, answer in zip(said, answers, strict=True):
-            words.extend(answer)
-    return turns
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Faults that come together, and the calls that are sure to fail by them."""
-
-    faults: Sequence[tuple[str, str]]
-    choices: FaultChoices
-    failing: frozenset[str]
-
-
-MIXTURES = {
-    "errors": Mixture(
-        (("exists", "raise"), ("open_read", "raise"), ("read", "raise"), ("write", "raise")),
-        {"every": 2, "times": 4},
-        frozenset({"lookup", "load", "offload"}),
-    ),
-    "evictions": Mixture(
-        (("hold", "evict"), ("open_read", "evict"), ("write", "full")),
-        {"times": 4, "share": 0.3},
-        frozenset({"load", "offload"}),
-    ),
-    "hangs": Mixture(
-        (("exists", "hang"), ("read", "hang"), ("write", "hang")),
-        {"times": 1},
-        frozenset({"lookup", "load", "offload"}),
-    ),
-    "lies": Mixture(
-        (("exists", "lie"), ("hold", "lie"), ("write", "slow")), {"times": 4}, frozenset({"load"})
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MIXTURES)
-def test_conversations_go_on_while_their_store_goes_wrong(
-    client: Client, link: Link, turns: Sequence[Turn], name: str
-) -> None:
-    mixture, salt, before = MIXTURES[name], {"extra_key": name}, link.counters()
-    misbehave(link.control, *mixture.faults, **mixture.choices)
-
-    failed = 0
-    for turn in turns:
-        answers, failures = persevere(client, turn.prompts, salt)
-        link.forget(client)
-        failed += failures
-        assert [answer.tokens for answer in answers] == turn.expected
-
-    misbehave(link.control)
-    client.generate_all(turns[-1].prompts, extra=salt)
-    link.forget(client)
-    restored = client.generate_all(turns[-1].prompts, extra=salt)
-
-    assert [a.tokens for a in restored if isinstance(a, Answer)] == turns[-1].expected
-    assert all(a.host_tokens > 0 for a in restored if isinstance(a, Answer))
-    counted = link.settle()
-    grown = {
-        call: count - before[f"errors_total/{call}"]
-        for call, count in counted.labels("errors_total").items()
-    }
-    assert counted.tokens_close
-    assert {call for call, count in grown.items() if count} >= mixture.failing
-    assert failed <= CONVERSATIONS * grown["load"]
-
-
-def persevere(
-    client: Client, prompts: Sequence[Sequence[int]], extra: Mapping[str, object]
-) -> tuple[list[Answer], int]:
-    """Send all prompts together, those again that failed; return their answers, and how many failed."""
-    answers: dict[int, Answer] = {}
-    failed = 0
-    for attempt in itertools.count():
-        assert attempt <= 10, "a request fails for ever"
-        left = [number for number in range(len(prompts)) if number not in answers]
-        if not left:
-            break
-        outcomes = client.generate_all([prompts[number] for number in left], extra=extra)
-        for number, outcome in zip(left, outcomes, strict=True):
-            if isinstance(outcome, Answer):
-                answers[number] = outcome
-            else:
-                assert outcome.status == HTTPStatus.SERVICE_UNAVAILABLE
-                failed += 1
-    return [answers[number] for number in range(len(prompts))], failed
-
-
 # ---- the end ----------------------------------------------------------------------------------
 
 
@@ -415,6 +292,7 @@ def test_l10_a_server_whose_store_hangs_stops_and_leaves_whole_objects(
     report = verify(link.store)
     assert report.is_clean
     assert report.objects >= WHOLE // PAGE
+    check_nothing_is_held(link)
 
 
 def _lost(asked: Asked) -> None:

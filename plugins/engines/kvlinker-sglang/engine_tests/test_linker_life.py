@@ -6,13 +6,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from engine_frame.models import make_model
-from engine_frame.server import LinkerOptions, Server, ServerDied, ServerOptions
-from linked_servers import PAGE, Link, answer_without_cache, prompt_of
+from engine_frame.server import (
+    START_SECONDS,
+    LinkerOptions,
+    Server,
+    ServerDied,
+    ServerOptions,
+    lives,
+)
+from leftovers import check_nothing_is_held, is_free, users_of
+from linked_servers import PAGE, Link, answer_without_cache, prompt_of, wait_for
 
 Start = Callable[[ServerOptions], Server]
 ModelFolder = Callable[[str], Path]
@@ -58,10 +65,10 @@ def test_a_server_with_a_wrong_option_does_not_start_and_says_which(
         start_server(ServerOptions(model=model_folder("llama"), linker=linker))
 
 
-def test_an_engine_that_shuts_down_without_a_close_leaves_a_store_that_the_next_one_reads(
+def test_e4_an_engine_that_shuts_down_without_a_close_holds_nothing_and_the_next_one_reads_its_store(
     model_folder: ModelFolder, tmp_path: Path
 ) -> None:
-    link = replace(Link(store=tmp_path / "store"), options={"metrics": {"enabled": False}})
+    link = Link(store=tmp_path / "store")
     linker = link.server(model_folder("llama")).linker
     assert linker is not None
     given = tmp_path / "given.json"
@@ -82,24 +89,50 @@ def test_an_engine_that_shuts_down_without_a_close_leaves_a_store_that_the_next_
     }
     given.write_text(json.dumps({"engine": engine, "prompt": prompt_of(WHOLE + 5)}))
 
-    first, second = (_run(given) for _ in range(2))
+    first, second = (_run(given, link) for _ in range(2))
 
     assert first["output_ids"] == second["output_ids"]
     cached = [answer["meta_info"]["cached_tokens"] for answer in (first, second)]
     assert cached == [0, WHOLE]
+    check_nothing_is_held(link)
 
 
-def _run(given: Path) -> dict[str, dict[str, object]]:
-    variables = ServerOptions(model=given).variables()
+def _run(given: Path, link: Link) -> dict[str, dict[str, object]]:
+    """Return the answer of an engine of which nothing is left once it was shut down, though its process lives on."""
     script = Path(__file__).with_name("engine_process.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(given)],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    answer: dict[str, dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, str(script), str(given)]
+    answered, ended = given.with_name("answer"), given.with_name("ended")
+    with (
+        given.with_name("log").open("ab") as log,
+        subprocess.Popen(
+            command,
+            env=ServerOptions(model=given).variables(),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        ) as process,
+    ):
+        _wait_for_file(answered, process)
+        answer: dict[str, dict[str, object]] = json.loads(answered.read_text())
+        link.settle()
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        _wait_for_file(ended, process)
+        assert users_of(link.store) == []
+        assert is_free(link.port)
+        process.stdin.close()
+        assert process.wait(60) == 0
+    # What tracks Python's shared resources ends a moment after the process.
+    wait_for(lambda: not lives(process.pid), "the end of every process of the engine")
+    answered.unlink()
+    ended.unlink()
     return answer
+
+
+def _wait_for_file(path: Path, process: subprocess.Popen[bytes]) -> None:
+    wait_for(
+        lambda: path.exists() or process.poll() is not None, path.name, limit_seconds=START_SECONDS
+    )
+    assert path.exists(), path.with_name("log").read_text()[-4000:]

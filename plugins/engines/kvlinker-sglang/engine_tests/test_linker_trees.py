@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -371,6 +371,37 @@ def test_e1_sglang_itself_catches_nothing_that_a_linker_raises(
 
     with pytest.raises(RuntimeError, match="injected"):
         STEPS[call](tree)
+
+
+@pytest.mark.parametrize(
+    ("pools", "is_loaded"), [((PoolName.KV, PoolName.SWA), True), ((PoolName.KV,), False)]
+)
+def test_l4_sglang_itself_loads_no_window_where_a_linker_does_not_name_them(
+    core: str, pools: tuple[object, ...], *, is_loaded: bool
+) -> None:
+    tree = Tree(name="swa", core=core)
+    tree.attach(replace(SMALLEST, extra_config={"pools": pools}))
+    tokens = list(range(100, 148))
+    tree.insert(tokens, tree.allocate(3))
+    tree.settle()
+    tree.forget()
+
+    match = tree.match(tokens, "again")
+
+    assert match.host_tokens == len(tokens)
+    assert (match.window_tokens > 0) == is_loaded
+
+
+def test_x05_sglang_itself_takes_every_length_for_restorable_where_a_lookup_answers_true(
+    core: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Tree(name="mha", core=core)
+    linker = tree.attach(SMALLEST)
+    tokens = list(range(100, 148))
+
+    monkeypatch.setattr(linker, "lookup", lambda *_: [True])
+
+    assert tree.match(tokens, "believes").host_tokens == len(tokens)
 
 
 @pytest.mark.parametrize(("owner", "name_in_it"), PLACES, ids=[name for _, name in PLACES])

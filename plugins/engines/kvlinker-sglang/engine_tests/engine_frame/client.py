@@ -13,7 +13,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from pydantic import BaseModel
 
-__all__ = ["Answer", "Client", "RequestFailed"]
+__all__ = ["Answer", "Client", "Load", "RequestFailed"]
 
 SECONDS = 60.0
 """Longer than any request of these tests takes, so that a server that hangs fails its test."""
@@ -87,6 +87,23 @@ class _Generated(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests that a server has at one moment."""
+
+    running: int
+    waiting: int
+
+
+class _LoadOfRank(BaseModel):
+    num_running_reqs: int
+    num_waiting_reqs: int
+
+
+class _Loads(BaseModel):
+    loads: list[_LoadOfRank]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
     """Talks to the server at one port of this machine."""
 
@@ -140,6 +157,14 @@ class Client:
     def abort(self, request_id: str) -> None:
         """Stop one request."""
         self.post("abort_request", {"rid": request_id})
+
+    def load(self) -> Load:
+        """Return how many requests the server has."""
+        loads = _Loads.model_validate_json(self.get("v1/loads")).loads
+        return Load(
+            running=sum(load.num_running_reqs for load in loads),
+            waiting=sum(load.num_waiting_reqs for load in loads),
+        )
 
     def is_healthy(self) -> bool:
         """Say whether the server takes requests."""

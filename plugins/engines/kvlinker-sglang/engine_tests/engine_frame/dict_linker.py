@@ -37,7 +37,9 @@ class DictLinker(UnifiedCacheLinker):  # type: ignore[misc,no-any-unimported]  #
         self.page_size = params.page_size
         self.pool = params.token_to_kv_pool_allocator.get_kvcache()
         self.layer_done_counter = LayerWiseLoadCounter(self.pool.layer_num)
-        self.pools = dict.fromkeys((PoolName.KV, PoolName.SWA), self)
+        names = extra_config.get("pools", (PoolName.KV, PoolName.SWA))
+        assert isinstance(names, tuple)
+        self.pools = dict.fromkeys(names, self)
         self.pages: dict[tuple[object, str], list[torch.Tensor]] = {}
         self.queued: dict[str, list[Transfer]] = {}
         self.completed: deque[bool] = deque()

@@ -18,12 +18,14 @@ from typing import Self
 from engine_frame.client import Client
 
 __all__ = [
+    "START_SECONDS",
     "LinkerOptions",
     "Server",
     "ServerDied",
     "ServerOptions",
     "SharedServer",
     "free_port",
+    "lives",
     "search_path",
 ]
 
