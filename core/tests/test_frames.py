@@ -21,6 +21,7 @@ from kvlinker.frames import (
     encode_headers,
     header_bytes,
     read_header_bytes,
+    read_range_count,
 )
 
 LAYOUT = FrameLayout(offsets=(0, 100, 160), sizes=(100, 60, 40))
@@ -79,6 +80,7 @@ def test_a_header_is_a_multiple_of_64_bytes_and_says_its_own_length() -> None:
     assert raw.shape == (4, header_bytes(3)) == (4, LAYOUT.header_bytes)
     assert header_bytes(3) == 256  # 128 + 3 * 24 = 200
     assert read_header_bytes(raw[0, :PREFIX_BYTES].tobytes()) == 256
+    assert read_range_count(raw[0, :PREFIX_BYTES].tobytes()) == 3
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,7 @@ def test_a_header_is_a_multiple_of_64_bytes_and_says_its_own_length() -> None:
 )
 def test_bytes_that_begin_no_header_have_no_header_length(prefix: bytes, why: str) -> None:
     assert read_header_bytes(prefix) is None, why
+    assert read_range_count(prefix) is None, why
 
 
 def test_t1_a_number_of_ranges_out_of_bounds_gives_no_header_length() -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "encode_headers",
     "header_bytes",
     "read_header_bytes",
+    "read_range_count",
 ]
 
 Checksum: TypeAlias = Callable[[memoryview], int]
@@ -256,14 +257,20 @@ def decode_headers(
     )
 
 
-def read_header_bytes(prefix: bytes) -> int | None:
-    """Return how many bytes the header has that begins with these 128, or None if none begins so."""
+def read_range_count(prefix: bytes) -> int | None:
+    """Return how many ranges the header has that begins with these 128 bytes, or None if none begins so."""
     if len(prefix) < PREFIX_BYTES:
         return None
     fields = np.frombuffer(prefix, dtype=_PREFIX, count=1)[0]
     is_frame = fields["magic"] == _MAGIC and fields["version"] == FRAME_VERSION
     ranges = int(fields["ranges"])
-    return header_bytes(ranges) if is_frame and 0 < ranges <= MAX_RANGES else None
+    return ranges if is_frame and 0 < ranges <= MAX_RANGES else None
+
+
+def read_header_bytes(prefix: bytes) -> int | None:
+    """Return how many bytes the header has that begins with these 128, or None if none begins so."""
+    ranges = read_range_count(prefix)
+    return None if ranges is None else header_bytes(ranges)
 
 
 def _tiles(

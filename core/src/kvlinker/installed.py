@@ -69,7 +69,7 @@ class PluginStatus(Enum):
 OFFICIAL_PLUGINS: Mapping[PluginKind, tuple[str, ...]] = MappingProxyType(
     {
         PluginKind.MODEL: ("deepseek_v4", "dsa", "mamba", "mha", "mla", "swa"),
-        PluginKind.STORE: ("file",),
+        PluginKind.STORE: ("file", "redis"),
         PluginKind.ENGINE: ("sglang", "transformers"),
     }
 )

@@ -1,0 +1,209 @@
+"""Clients are redis-py's for one server and for a cluster, behind the same three methods."""
+
+from __future__ import annotations
+
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvlinker.errors import KVLinkerError, StoreError
+from kvlinker_redis.address import Address, SecretReference
+from kvlinker_redis.options import RedisStoreOptions
+
+if TYPE_CHECKING:
+    from redis import CredentialProvider, Redis, RedisCluster
+
+__all__ = ["Client", "Command", "Reply", "is_refusal", "open_client"]
+
+Command: TypeAlias = tuple[str | bytes | memoryview | int, ...]
+"""A command's name and arguments."""
+Reply: TypeAlias = object
+"""What a server answers: bytes, a number, None; or an exception of redis-py in the place of an answer."""
+_PROTOCOL = 2
+"""RESP2: every Redis since 2.0 and every proxy speaks it, and no message comes that nobody asked for."""
+
+
+class Client(ABC):
+    """Connections to one server, or to all of a cluster."""
+
+    @abstractmethod
+    def run(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send commands together and return one reply each, in order; errors of single commands are among them.
+
+        Raises:
+            Exception: whatever redis-py raises where a connection fails.
+        """
+
+    @abstractmethod
+    def nodes(self) -> Sequence[Client]:
+        """Return a client for each server that has keys of its own."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every connection, also those in use."""
+
+
+class ServerClient(Client):
+    """One server."""
+
+    def __init__(self, redis: Redis) -> None:
+        """Take over a client of redis-py."""
+        self._redis = redis
+
+    def run(self, commands: Sequence[Command]) -> list[Reply]:
+        """See Client."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return _checked(pipeline.execute(raise_on_error=False), len(commands))
+
+    def nodes(self) -> Sequence[Client]:
+        """See Client."""
+        return [self]
+
+    def close(self) -> None:
+        """See Client."""
+        self._redis.connection_pool.disconnect(inuse_connections=True)
+
+
+class ClusterClient(Client):
+    """All servers of a cluster; commands go to those that have their keys."""
+
+    def __init__(self, cluster: RedisCluster) -> None:
+        """Take over a client of redis-py."""
+        self._cluster = cluster
+
+    def run(self, commands: Sequence[Command]) -> list[Reply]:
+        """See Client."""
+        pipeline = self._cluster.pipeline()
+        for command in commands:
+            pipeline.execute_command(*command)
+        return _checked(pipeline.execute(raise_on_error=False), len(commands))
+
+    def nodes(self) -> Sequence[Client]:
+        """See Client; in the order of their names, so that a place means the same server in the next call."""
+        primaries = sorted(self._cluster.get_primaries(), key=lambda node: str(node.name))
+        return [ServerClient(self._cluster.get_redis_connection(node)) for node in primaries]
+
+    def close(self) -> None:
+        """See Client."""
+        self._cluster.disconnect_connection_pools()
+
+
+def _checked(answer: object, count: int) -> list[Reply]:
+    """Return as many replies as there were commands; raise what a lost connection left in their place."""
+    from redis import exceptions
+
+    if not isinstance(answer, list) or len(answer) != count:
+        found = len(answer) if isinstance(answer, list) else answer
+        msg = f"redis store: {count} commands got {found} replies; redis-py is at fault"
+        raise StoreError(msg)
+    lost = (
+        exceptions.ConnectionError,
+        exceptions.TimeoutError,
+        exceptions.ClusterDownError,
+        exceptions.RedisClusterException,
+    )
+    for reply in answer:
+        if isinstance(reply, lost):
+            raise reply
+    return answer
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error will not go away by trying again: the server knows us, and does not want us."""
+    from redis.exceptions import (
+        AskError,
+        AuthenticationError,
+        AuthorizationError,
+        ClusterDownError,
+        ResponseError,
+        TryAgainError,
+    )
+
+    if isinstance(error, KVLinkerError | AuthenticationError | AuthorizationError):
+        return True
+    if isinstance(error, ResponseError):
+        return not isinstance(error, ClusterDownError | TryAgainError | AskError)
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLCertVerificationError):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def open_client(options: RedisStoreOptions, name: str) -> Client:
+    """Return a client; one for a cluster has asked it for its servers.
+
+    Raises:
+        Exception: whatever redis-py raises where a cluster cannot be reached.
+    """
+    from redis import Redis, RedisCluster
+    from redis.backoff import NoBackoff
+    from redis.cluster import ClusterNode
+    from redis.retry import Retry
+
+    address = options.address
+    once = Retry(NoBackoff(), 0)  # a lane tries again, within a deadline
+    credentials = _credentials(address)
+    files = {
+        "ssl_ca_certs": options.ca_file,
+        "ssl_certfile": options.cert_file,
+        "ssl_keyfile": options.key_file,
+    }
+    paths = {key: str(path) for key, path in files.items() if path is not None}
+    if options.cluster:
+        return ClusterClient(
+            RedisCluster(
+                startup_nodes=[ClusterNode(address.host, address.port)],
+                retry=once,
+                credential_provider=credentials,
+                socket_connect_timeout=options.connect_seconds,
+                socket_timeout=options.answer_seconds,
+                client_name=name,
+                protocol=_PROTOCOL,
+                ssl=address.has_tls,
+                ssl_ca_certs=paths.get("ssl_ca_certs"),
+                ssl_certfile=paths.get("ssl_certfile"),
+                ssl_keyfile=paths.get("ssl_keyfile"),
+            )
+        )
+    return ServerClient(
+        Redis(
+            host=address.host,
+            port=address.port,
+            unix_socket_path=address.socket_path or None,
+            db=address.database,
+            retry=once,
+            credential_provider=credentials,
+            socket_connect_timeout=options.connect_seconds,
+            socket_timeout=options.answer_seconds,
+            client_name=name,
+            protocol=_PROTOCOL,
+            ssl=address.has_tls,
+            ssl_ca_certs=paths.get("ssl_ca_certs"),
+            ssl_certfile=paths.get("ssl_certfile"),
+            ssl_keyfile=paths.get("ssl_keyfile"),
+        )
+    )
+
+
+def _credentials(address: Address) -> CredentialProvider | None:
+    """Return what reads the password anew for each connection, so that a changed one is found."""
+    from redis import CredentialProvider
+
+    if address.password is None:
+        return None
+
+    class FromReference(CredentialProvider):
+        def __init__(self, username: str | None, reference: SecretReference) -> None:
+            self._username = username
+            self._reference = reference
+
+        def get_credentials(self) -> tuple[str] | tuple[str, str]:
+            password = self._reference.read()
+            return (password,) if self._username is None else (self._username, password)
+
+    return FromReference(address.username, address.password)

@@ -1,0 +1,184 @@
+"""The Redis store: the contract's methods, each a few lines over the state of the open store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from kvlinker.device import DeviceAccess
+from kvlinker.errors import StoreError
+from kvlinker.store import (
+    ObjectKey,
+    ReadRequest,
+    ReadSession,
+    Store,
+    StoreCapabilities,
+    StoreStats,
+    WriteBatch,
+    WriteStatus,
+)
+from kvlinker_redis.clients import Command, Reply
+from kvlinker_redis.options import RedisStoreOptions
+from kvlinker_redis.replies import expect_number
+from kvlinker_redis.sessions import RedisReadSession
+from kvlinker_redis.state import StoreState, run_in_parts
+from kvlinker_redis.writing import MAX_OBJECT_BYTES, write_batches
+
+__all__ = ["RedisStore"]
+
+_SCAN_COUNT = 2000
+"""Keys that a server looks at in one step: about a millisecond, in which it answers nobody else."""
+_COUNTED_KEYS = 200_000
+"""Up to so many keys in a database are counted one by one."""
+
+
+class RedisStore(Store):
+    """Objects as values of a Redis server or cluster, whose limit on memory decides what is evicted."""
+
+    def __init__(self, options: RedisStoreOptions) -> None:
+        """Connect to the server.
+
+        Raises:
+            StoreTimeoutError: it cannot be reached.
+            StoreError: it refuses the connection, or is none that can be used.
+        """
+        self._state = StoreState(options)
+        try:
+            for lane in (self._state.reads, self._state.writes):
+                for (reply,) in lane.run_everywhere([("DBSIZE",)]):
+                    expect_number(reply, "DBSIZE")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """See Store."""
+        return StoreCapabilities(
+            persistent=True,
+            shared=True,
+            ranged_reads=True,
+            max_object_bytes=MAX_OBJECT_BYTES,
+        )
+
+    # ---- looking ------------------------------------------------------------------------------
+
+    def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """See Store.
+
+        Raises:
+            StoreError: the server cannot be asked.
+        """
+        lane = self._state.reads
+        lane.check_open()
+        commands: list[Command] = [("EXISTS", name) for name in self._state.names.of_objects(keys)]
+        replies = run_in_parts(lane, commands)
+        return tuple(expect_number(reply, "EXISTS") == 1 for reply in replies)
+
+    def stats(self) -> StoreStats:
+        """See Store; bytes are the server's, over all that it holds.
+
+        In a database of more than 200,000 keys, objects are all of its keys: counting takes the server's time.
+
+        Raises:
+            StoreError: the server cannot be asked.
+        """
+        answers = self._state.reads.run_everywhere([("INFO", "memory"), ("DBSIZE",)])
+        figures = [_memory_figures(info) for info, _ in answers]
+        keys = sum(expect_number(size, "DBSIZE") for _, size in answers)
+        limits = [limit for _, limit in figures]
+        return StoreStats(
+            objects=keys if keys > _COUNTED_KEYS else sum(map(len, self._scan())),
+            used_bytes=sum(used for used, _ in figures),
+            capacity_bytes=sum(limits) if all(limits) else None,
+            counters=self._state.counters,
+        )
+
+    # ---- moving -------------------------------------------------------------------------------
+
+    def write(
+        self,
+        batches: Sequence[WriteBatch],
+        memory: DeviceAccess,
+        *,
+        may_publish: Callable[[], bool],
+    ) -> tuple[tuple[WriteStatus, ...], ...]:
+        """See Store.
+
+        Raises:
+            StoreError: the server cannot be asked; nothing was published.
+        """
+        self._state.writes.check_open()
+        return write_batches(self._state, batches, memory, may_publish)
+
+    def open_read(self, request: ReadRequest) -> ReadSession:
+        """See Store."""
+        self._state.reads.check_open()
+        return RedisReadSession(self._state, request)
+
+    # ---- removing -----------------------------------------------------------------------------
+
+    def delete(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """See Store.
+
+        Raises:
+            StoreError: the server cannot be asked; some may have been removed.
+        """
+        lane = self._state.reads
+        lane.check_open()
+        commands: list[Command] = [("UNLINK", name) for name in self._state.names.of_objects(keys)]
+        return tuple(expect_number(reply, "UNLINK") == 1 for reply in run_in_parts(lane, commands))
+
+    def clear(self, namespace: bytes) -> int:
+        """See Store; the server is asked for all of its keys.
+
+        Raises:
+            ContractError: that is no namespace.
+            StoreError: the server cannot be asked; some objects may have been removed.
+        """
+        removed = 0
+        pattern = self._state.names.pattern_of(namespace)
+        for names in self._scan(pattern):
+            commands: list[Command] = [("UNLINK", name) for name in names]
+            replies = run_in_parts(self._state.reads, commands)
+            removed += sum(expect_number(reply, "UNLINK") for reply in replies)
+        return removed
+
+    def _scan(self, pattern: str = "") -> Iterator[set[bytes]]:
+        """Yield the names of objects, step by step and each once."""
+        lane = self._state.reads
+        pattern = pattern or self._state.names.pattern
+        begin: Command = ("SCAN", 0, "MATCH", pattern, "COUNT", _SCAN_COUNT)
+        for number, (reply,) in enumerate(lane.run_everywhere([begin])):
+            seen: set[bytes] = set()
+            cursor, names = _scanned(reply)
+            while True:
+                yield names - seen
+                seen |= names
+                if not cursor:
+                    break
+                step: Command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
+                cursor, names = _scanned(*lane.run_on(number, [step]))
+
+    def close(self) -> None:
+        """See Store; objects stay."""
+        self._state.close()
+
+
+def _memory_figures(reply: Reply) -> tuple[int, int]:
+    """Return the bytes that a server uses and those that it may use, 0 where it has no limit."""
+    if isinstance(reply, dict):
+        used, limit = reply.get("used_memory"), reply.get("maxmemory", 0)
+        if isinstance(used, int) and isinstance(limit, int):
+            return used, limit
+    msg = f"redis store: INFO memory was answered with {reply!r:.200}, expected used_memory and maxmemory"
+    raise StoreError(msg)
+
+
+def _scanned(reply: Reply) -> tuple[int, set[bytes]]:
+    """Return a cursor and the names that it came with."""
+    match reply:
+        case (int() as cursor, list() as names):
+            return cursor, {name for name in names if isinstance(name, bytes)}
+        case _:
+            msg = f"redis store: SCAN was answered with {reply!r:.200}, expected a cursor and names"
+            raise StoreError(msg)
