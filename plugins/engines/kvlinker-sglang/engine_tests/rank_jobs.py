@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,7 +11,9 @@ from pathlib import Path
 from rank_processes import run_ranks
 from rank_trees import Kept, Ranks, file_store, worker_of
 
-__all__ = ["PAGES", "Found", "Stored", "restored", "stored"]
+from kvlinker_file import FileStore, FileStoreOptions
+
+__all__ = ["PAGES", "Found", "Servers", "Stored", "objects_in", "restored", "stored"]
 
 PAGES = 5
 """Of the prompt."""
@@ -26,6 +30,8 @@ class Stored:
     """Objects that it wrote."""
     skipped: int
     """Objects that it asked for and found written."""
+    roles: tuple[str, ...]
+    """Of its buffers, as they are described."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +61,28 @@ class Found:
         )
 
 
+class Servers:
+    """Servers that stored a prompt and ended, one of each kind."""
+
+    def __init__(self, make_folder: Callable[[], Path]) -> None:
+        self._make_folder = make_folder
+        self._stored: dict[Ranks, tuple[list[Stored], Path]] = {}
+
+    def __call__(self, ranks: Ranks) -> tuple[list[Stored], Path]:
+        """Return what each rank of a server had stored, and in which folder."""
+        if ranks not in self._stored:
+            folder = self._make_folder()
+            self._stored[ranks] = stored(ranks, folder), folder
+        return self._stored[ranks]
+
+
+def objects_in(folder: Path) -> int:
+    """Count what a server's store holds."""
+    options = FileStoreOptions.of_config({"path": str(folder / "store"), "capacity": "64MiB"})
+    with closing(FileStore(options)) as store:
+        return store.stats().objects
+
+
 def stored(ranks: Ranks, folder: Path) -> list[Stored]:
     """Start a server, let it store a prompt, and end it; return what each rank had stored."""
     return run_ranks(partial(_store, ranks=ranks, folder=folder / "store"), ranks.size, folder)
@@ -73,6 +101,7 @@ def _store(rank: int, *, ranks: Ranks, folder: Path) -> Stored:
             kept=kept,
             written=events.get("offload_objects", 0),
             skipped=events.get("objects_skipped", 0),
+            roles=tuple(worker.tree.description.buffers),
         )
 
 

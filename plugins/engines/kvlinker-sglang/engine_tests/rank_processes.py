@@ -21,9 +21,9 @@ import torch
 
 __all__ = ["RankFailed", "run_ranks"]
 
-LIMIT_SECONDS = 120.0
+LIMIT_SECONDS = 400.0
 """Far more than a job takes, also where others keep the cores busy: whoever gets there hangs."""
-COLLECTIVE_SECONDS = 60.0
+COLLECTIVE_SECONDS = 200.0
 """Behind it gloo ends a reduction that a rank never enters."""
 _PRELOADED = ("rank_preloads",)
 _T = TypeVar("_T")

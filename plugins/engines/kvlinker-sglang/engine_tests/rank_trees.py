@@ -6,22 +6,28 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from engine_frame.server import LinkerOptions
 from engine_frame.state_trees import StateTree
-from engine_frame.trees import Restored, Tree
+from engine_frame.trees import PAGES, Kind, Restored, Tree
 from engine_reads import Rows, contents, fill_at_random, overwrite, state_rows
-from real_pools import publish_configuration
+from real_pools import heads_pool, latent_pool, publish_configuration, v4_pool
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_parallel
 
 from kvlinker_sglang.engine.linker import KVLinker
 
-__all__ = ["Kept", "Ranks", "Worker", "file_store", "worker_of"]
+__all__ = ["V4_RATIOS", "Kept", "Ranks", "StageTree", "Worker", "file_store", "worker_of"]
 
 SPOILT = 0xFF
+V4_RATIOS = (0, 0, 4, 128, 4, 128, 4)
+"""Compress ratios of the layers of a small DeepSeek V4, whose first layers keep windows alone, as Flash's do."""
+PATIENT = MappingProxyType({"lookup_seconds": 60.0, "load_seconds": 60.0, "offload_seconds": 60.0})
+"""Limits that nothing reaches but what hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,36 +46,51 @@ class Ranks:
     """Ranks that split attention heads."""
     cp: int = 1
     """Groups of such ranks that split the tokens of a prompt while it is computed."""
+    stages: tuple[tuple[int, int], ...] = ()
+    """Global layers [start, end) of each stage of a pipeline, where there is one."""
     are_alike: bool = False
-    """Pages are the same on all ranks; states never are."""
+    """Pages are the same on all ranks of a stage; states never are."""
 
     @property
     def size(self) -> int:
         """Processes."""
+        return self.stage_size * max(1, len(self.stages))
+
+    @property
+    def stage_size(self) -> int:
+        """Processes of a stage."""
         return self.tp * self.cp
+
+    def stage(self, rank: int) -> int:
+        """Return the number of a rank's stage."""
+        return rank // self.stage_size
 
     def share(self, rank: int) -> int:
         """Return the number of a rank's share of pages: groups that split tokens keep the same in the end."""
-        return 1 if self.are_alike else 1 + rank % self.tp
+        return 10 * self.stage(rank) + (1 if self.are_alike else 1 + rank % self.tp)
 
     def places(self, rank: int) -> Mapping[str, int]:
-        """Return where SGLang places a process: attention heads are split within neighbours."""
+        """Return where SGLang places a process in its stage: attention heads are split within neighbours."""
+        place = rank % self.stage_size
         return {
-            "tp_size": self.size,
-            "tp_rank": rank,
+            "tp_size": self.stage_size,
+            "tp_rank": place,
             "attn_tp_size": self.tp,
-            "attn_tp_rank": rank % self.tp,
+            "attn_tp_rank": place % self.tp,
             "attn_cp_size": self.cp,
-            "attn_cp_rank": rank // self.tp,
-            "moe_tp_size": self.size,
+            "attn_cp_rank": place // self.tp,
+            "moe_tp_size": self.stage_size,
         }
 
     def groups(self, rank: int) -> Mapping[str, object]:
         """Make SGLang's groups of processes, on every rank alike, and return this one's."""
-        heads = [[c * self.tp + t for t in range(self.tp)] for c in range(self.cp)]
-        tokens = [[c * self.tp + t for c in range(self.cp)] for t in range(self.tp)]
+        stages = [range(at, at + self.stage_size) for at in range(0, self.size, self.stage_size)]
+        heads = [
+            stage[at : at + self.tp] for stage in stages for at in range(0, len(stage), self.tp)
+        ]
+        tokens = [stage[at :: self.tp] for stage in stages for at in range(self.tp)]
         return {
-            "tp_cache_group": _group_of(rank, [[*range(self.size)]]),
+            "tp_cache_group": _group_of(rank, stages),
             "attn_tp_cache_group": _group_of(rank, heads),
             "attn_cp_cache_group": _group_of(rank, tokens),
         }
@@ -78,6 +99,25 @@ class Ranks:
 def _group_of(rank: int, members: Sequence[Sequence[int]]) -> object:
     groups = {tuple(ranks): torch.distributed.new_group([*ranks]) for ranks in members}
     return next(group for ranks, group in groups.items() if rank in ranks)
+
+
+@dataclass(kw_only=True)
+class StageTree(Tree):
+    """The tree of a stage of a pipeline."""
+
+    layers: tuple[int, int]
+    """Global layers [start, end)."""
+
+    def kinds(self) -> Mapping[str, Kind]:
+        """See Tree."""
+        start, end = self.layers
+        few = {"pages": PAGES, "start_layer": start, "layers": end - start}
+        v4 = partial(v4_pool, V4_RATIOS, pages=PAGES, start=start, end=end)
+        return {
+            "mha": Kind(make=partial(heads_pool, **few), page_size=16),
+            "mla": Kind(make=partial(latent_pool, **few), page_size=16),
+            "v4": Kind(make=v4, page_size=256, window=128),
+        }
 
 
 @dataclass(kw_only=True)
@@ -160,15 +200,21 @@ class Kept:
 
 
 @contextmanager
-def worker_of(ranks: Ranks, rank: int, store: Mapping[str, object]) -> Iterator[Worker]:
+def worker_of(
+    ranks: Ranks,
+    rank: int,
+    store: Mapping[str, object],
+    *,
+    limits: Mapping[str, float] = PATIENT,
+) -> Iterator[Worker]:
     """Give a rank its tree, linked to a store, and close the linker behind."""
     publish_configuration()
     groups = ranks.groups(rank)
     with get_parallel().override(**ranks.places(rank)):
-        tree = StateTree(name=ranks.kind, core=ranks.core) if ranks.states else _tree(ranks)
+        tree = _tree_of(ranks, rank)
         tree.params = replace(tree.params, **groups)
         tree.cache = UnifiedRadixCache(tree.params)
-        linker = tree.attach(LinkerOptions(extra_config=_config(store)))
+        linker = tree.attach(LinkerOptions(extra_config=_config(store, limits)))
         assert isinstance(linker, KVLinker)
         try:
             yield Worker(rank=rank, share=ranks.share(rank), tree=tree, linker=linker)
@@ -176,21 +222,20 @@ def worker_of(ranks: Ranks, rank: int, store: Mapping[str, object]) -> Iterator[
             linker.close()
 
 
-def _tree(ranks: Ranks) -> Tree:
+def _tree_of(ranks: Ranks, rank: int) -> Tree:
+    if ranks.states:
+        return StateTree(name=ranks.kind, core=ranks.core)
+    if ranks.stages:
+        return StageTree(name=ranks.kind, core=ranks.core, layers=ranks.stages[ranks.stage(rank)])
     return Tree(name=ranks.kind, core=ranks.core)
 
 
-def _config(store: Mapping[str, object]) -> dict[str, object]:
+def _config(store: Mapping[str, object], limits: Mapping[str, float]) -> dict[str, object]:
     return {
         "store": dict(store),
         "namespace": {"weights_version": "1"},  # no file says which weights these workers have
         "min_hit_tokens": 1,
-        "limits": {
-            "breaker_seconds": 0.001,
-            "load_seconds": 2.0,
-            "lookup_seconds": 2.0,
-            "offload_seconds": 20.0,
-        },
+        "limits": dict(limits),
     }
 
 

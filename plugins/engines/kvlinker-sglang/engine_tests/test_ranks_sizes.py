@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
-from functools import cache
-from pathlib import Path
-
 import pytest
-from rank_jobs import PAGES, Stored, restored, stored
+from rank_jobs import PAGES, Servers, objects_in, restored
 from rank_trees import Ranks
-
-from kvlinker_file import FileStore, FileStoreOptions
-
-Before = Callable[[Ranks], tuple[list[Stored], Path]]
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Before:
-    """Return a function that lets a server store a prompt, once, and tells what was stored, and in which folder."""
-
-    @cache
-    def before(ranks: Ranks) -> tuple[list[Stored], Path]:
-        folder = tmp_path_factory.mktemp("ranks")
-        return stored(ranks, folder), folder
-
-    return before
-
-
-def objects_in(folder: Path) -> int:
-    """Count what a server's store holds."""
-    options = FileStoreOptions.of_config({"path": str(folder / "store"), "capacity": "64MiB"})
-    with closing(FileStore(options)) as store:
-        return store.stats().objects
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Servers:
+    """Return servers that stored a prompt."""
+    return Servers(lambda: tmp_path_factory.mktemp("ranks"))
 
 
 # ---- heads that are split ---------------------------------------------------------------------
@@ -40,11 +18,11 @@ def objects_in(folder: Path) -> int:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_k3_each_rank_stores_its_heads_and_as_many_ranks_find_them_after_a_restart(
-    before: Before, size: int
+    servers: Servers, size: int
 ) -> None:
     ranks = Ranks(kind="mha", tp=size)
 
-    kept, folder = before(ranks)
+    kept, folder = servers(ranks)
     found = restored(ranks, folder)
 
     assert len({rank.kept.digest for rank in kept}) == size
@@ -55,9 +33,9 @@ def test_k3_each_rank_stores_its_heads_and_as_many_ranks_find_them_after_a_resta
 
 @pytest.mark.parametrize(("size", "other"), [(2, 1), (2, 4), (4, 2)])
 def test_k3_more_or_fewer_ranks_miss_what_ranks_stored_of_heads(
-    before: Before, size: int, other: int
+    servers: Servers, size: int, other: int
 ) -> None:
-    _, folder = before(Ranks(kind="mha", tp=size))
+    _, folder = servers(Ranks(kind="mha", tp=size))
 
     found = restored(Ranks(kind="mha", tp=other), folder)
 
@@ -72,11 +50,11 @@ def test_k3_more_or_fewer_ranks_miss_what_ranks_stored_of_heads(
     [("mla", 2, 1), ("mla", 4, 1), ("dsa", 2, 2)],
 )
 def test_k3_what_all_ranks_have_alike_the_first_writes_once_and_every_rank_finds(
-    before: Before, kind: str, size: int, parts: int
+    servers: Servers, kind: str, size: int, parts: int
 ) -> None:
     ranks = Ranks(kind=kind, tp=size, are_alike=True)
 
-    kept, folder = before(ranks)
+    kept, folder = servers(ranks)
     found = restored(ranks, folder)
 
     assert len({rank.kept.digest for rank in kept}) == 1
@@ -88,9 +66,9 @@ def test_k3_what_all_ranks_have_alike_the_first_writes_once_and_every_rank_finds
 
 @pytest.mark.parametrize("other", [1, 4])
 def test_k3_what_all_ranks_have_alike_is_found_by_more_or_fewer_of_them(
-    before: Before, other: int
+    servers: Servers, other: int
 ) -> None:
-    kept, folder = before(Ranks(kind="mla", tp=2, are_alike=True))
+    kept, folder = servers(Ranks(kind="mla", tp=2, are_alike=True))
 
     found = restored(Ranks(kind="mla", tp=other, are_alike=True), folder)
 
@@ -102,11 +80,11 @@ def test_k3_what_all_ranks_have_alike_is_found_by_more_or_fewer_of_them(
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_k3_latents_are_written_once_beside_states_that_each_rank_has_for_itself(
-    before: Before, size: int
+    servers: Servers, size: int
 ) -> None:
     ranks = Ranks(kind="mla", states=True, tp=size, are_alike=True)
 
-    kept, folder = before(ranks)
+    kept, folder = servers(ranks)
     found = restored(ranks, folder)
 
     assert len({rank.kept.digest for rank in kept}) == size
@@ -117,9 +95,9 @@ def test_k3_latents_are_written_once_beside_states_that_each_rank_has_for_itself
 
 @pytest.mark.parametrize("other", [1, 4])
 def test_k3_more_or_fewer_ranks_miss_latents_whose_states_are_split_otherwise(
-    before: Before, other: int
+    servers: Servers, other: int
 ) -> None:
-    _, folder = before(Ranks(kind="mla", states=True, tp=2, are_alike=True))
+    _, folder = servers(Ranks(kind="mla", states=True, tp=2, are_alike=True))
 
     found = restored(Ranks(kind="mla", states=True, tp=other, are_alike=True), folder)
 

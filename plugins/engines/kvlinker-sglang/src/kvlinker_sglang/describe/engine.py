@@ -8,7 +8,15 @@ from typing import Protocol
 from kvlinker.description import RankAxis, Replication
 from kvlinker.errors import UnsupportedKVCacheError
 
-__all__ = ["replicated_on_all_ranks", "require_platform", "sharded_over_all_ranks"]
+__all__ = [
+    "heads_split_over_ranks",
+    "replicated_on_all_ranks",
+    "require_platform",
+    "sharded_over_all_ranks",
+]
+
+_HEADS, _TOKENS = "tp", "cp"
+"""Names of axes: ranks that split attention heads, and groups of them that split the tokens of a prompt."""
 
 
 class _Parallel(Protocol):
@@ -38,8 +46,22 @@ def require_platform() -> None:
 
 
 def sharded_over_all_ranks() -> Replication:
-    """Say that every rank of a group has bytes of its own: attention heads are split."""
+    """Say that every rank of a group counts as having bytes of its own."""
     return Replication(axes=_axes())
+
+
+def heads_split_over_ranks(roles: Iterable[str], *, has_drafts: bool) -> Replication:
+    """Say which ranks of a group have bytes of their own where attention heads are split.
+
+    Ranks that split a prompt's tokens gather K and V, and each of them writes all tokens to its pool
+    (`materialize_full_kv` of SGLang's context-parallel strategies). A draft's heads SGLang may split over those ranks
+    too (`draft_attn_parallel_group`); beside one every rank counts as having bytes of its own.
+    """
+    if has_drafts:
+        return sharded_over_all_ranks()
+    axes = _axes()
+    heads = frozenset(axis.name for axis in axes if axis.name == _HEADS)
+    return Replication(axes=axes, sharded_over=dict.fromkeys(roles, heads))
 
 
 def replicated_on_all_ranks(roles: Iterable[str]) -> Replication:
@@ -64,7 +86,7 @@ def _axes() -> tuple[RankAxis, ...]:
         raise UnsupportedKVCacheError(msg)
     axes = []
     if parallel.attn_tp_size > 1:
-        axes.append(RankAxis(name="tp", rank=parallel.attn_tp_rank, size=parallel.attn_tp_size))
+        axes.append(RankAxis(name=_HEADS, rank=parallel.attn_tp_rank, size=parallel.attn_tp_size))
     if parallel.attn_cp_size > 1:
-        axes.append(RankAxis(name="cp", rank=parallel.attn_cp_rank, size=parallel.attn_cp_size))
+        axes.append(RankAxis(name=_TOKENS, rank=parallel.attn_cp_rank, size=parallel.attn_cp_size))
     return tuple(axes)

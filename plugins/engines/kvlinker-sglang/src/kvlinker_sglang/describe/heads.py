@@ -17,7 +17,7 @@ from kvlinker_sglang.describe.buffers import (
     value_format,
 )
 from kvlinker_sglang.describe.classes import changed, class_name
-from kvlinker_sglang.describe.engine import sharded_over_all_ranks
+from kvlinker_sglang.describe.engine import heads_split_over_ranks
 from kvlinker_sglang.describe.refusals import require_class
 from kvlinker_sglang.describe.requests import draft_pools, require_page_size
 
@@ -91,14 +91,15 @@ def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
         heads_pool(draft, f"draft pool {i}", request)
         for i, draft in enumerate(draft_pools(request))
     ]
+    buffers = {**heads_roles("", [target]), **draft_heads(drafts, facts)}
     return KVCacheDescription(
         family="mha",
         page_size=request.page_size,
-        buffers={**heads_roles("", [target]), **draft_heads(drafts, facts)},
+        buffers=buffers,
         layers=attention_layers(target.start_layer, target.layer_num),
         logical_pools=(LogicalPool(name="kv", page_size=target.page_size),),
         facts=facts,
-        replication=sharded_over_all_ranks(),
+        replication=heads_split_over_ranks(buffers, has_drafts=bool(drafts)),
     )
 
 

@@ -20,7 +20,7 @@ from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker.spans import BufferSpan
 from kvlinker_sglang.describe.buffers import require_same_facts
 from kvlinker_sglang.describe.classes import changed, class_name
-from kvlinker_sglang.describe.engine import sharded_over_all_ranks
+from kvlinker_sglang.describe.engine import heads_split_over_ranks
 from kvlinker_sglang.describe.heads import HeadsPool, heads_facts, heads_pool, heads_roles
 from kvlinker_sglang.describe.refusals import require_class
 from kvlinker_sglang.describe.requests import (
@@ -53,14 +53,12 @@ def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
     full, window = _halves(target, "the pool", request)
     facts = heads_facts(full, "the full pool")
     require_same_facts(heads_facts(window, "the window pool"), facts, "the window pool")
+    drafts = _drafts(request, facts)
+    buffers = {**heads_roles("", [full]), **heads_roles("swa_", [window]), **drafts}
     return KVCacheDescription(
         family="swa",
         page_size=request.page_size,
-        buffers={
-            **heads_roles("", [full]),
-            **heads_roles("swa_", [window]),
-            **_drafts(request, facts),
-        },
+        buffers=buffers,
         layers=_layers(target),
         logical_pools=(
             LogicalPool(name="kv", page_size=full.page_size),
@@ -69,7 +67,7 @@ def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
             ),
         ),
         facts={**facts, **_chunks(request)},
-        replication=sharded_over_all_ranks(),
+        replication=heads_split_over_ranks(buffers, has_drafts=bool(drafts)),
     )
 
 
