@@ -27,6 +27,7 @@ from kvlinker_transformers.models import TINY_MODEL_TYPES, tiny_model
 
 MakeModel = Callable[..., PreTrainedModel]
 NEW_TOKENS = 4
+STATES = ("qwen3_next", "kimi_linear", "jamba", "lfm2")
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -159,6 +160,56 @@ def test_b20_a_hybrid_is_restored_only_where_its_windows_were_stored(
     assert run(model, store, registry, prompt_of(150)).cached_tokens == 144
 
 
+@pytest.mark.parametrize("model_type", STATES)
+def test_b20_a_model_with_states_is_restored_only_where_its_state_was_stored(
+    make_model: MakeModel, store: MemoryStore, registry: PluginRegistry, model_type: str
+) -> None:
+    model = make_model(model_type)
+    page_size = pools_for_config(model.config, pages=2).page_size
+    prompt = prompt_of(4 * page_size + 5)
+    run(model, store, registry, prompt)
+
+    # All four pages are there, but the state is that of the last one's end alone, and cannot be cut.
+    shorter = run(model, store, registry, prompt[: 3 * page_size + 5])
+    whole = run(model, store, registry, prompt[: 4 * page_size])
+    assert (shorter.cached_tokens, whole.cached_tokens) == (0, 3 * page_size)
+    assert run(model, store, registry, prompt).cached_tokens == 4 * page_size
+
+
+@pytest.mark.parametrize("model_type", STATES)
+def test_a_state_is_stored_where_a_generated_token_ends_a_page(
+    make_model: MakeModel, store: MemoryStore, registry: PluginRegistry, model_type: str
+) -> None:
+    model = make_model(model_type)
+    page_size = pools_for_config(model.config, pages=2).page_size
+    prompt = prompt_of(page_size - 1)
+
+    first = run(model, store, registry, prompt)
+    again = run(model, store, registry, [*prompt, *first.tokens[:2]], seed=2)
+
+    # The first token ends the page, and the second is computed in a pass of its own, as it was.
+    assert again.cached_tokens == page_size
+    assert torch.equal(again.logits[:2], first.logits[2:])
+
+
+@pytest.mark.parametrize("model_type", STATES)
+def test_a_request_holds_two_states_at_most_and_gives_all_of_them_back(
+    make_model: MakeModel, store: MemoryStore, registry: PluginRegistry, model_type: str
+) -> None:
+    model = make_model(model_type)
+    page_size = pools_for_config(model.config, pages=2).page_size
+    prompt = prompt_of(3 * page_size + 5)
+    computed = run(model, None, registry, prompt, chunk_pages=1)
+
+    pools = pools_for_config(model.config, pages=16, state_slots=3)
+    with PagedEngine(model, pools, chunk_pages=1) as engine:
+        engine.attach(store, registry=registry)
+        for cached in (0, 3, 3):
+            result = engine.generate(prompt, max_new_tokens=NEW_TOKENS, keep_logits=True)
+            assert result.cached_tokens == cached * page_size
+            assert torch.equal(result.logits, computed.logits)
+
+
 def test_a_hybrid_holds_no_more_windows_than_it_looks_back_to(
     make_model: MakeModel, registry: PluginRegistry
 ) -> None:
@@ -189,7 +240,8 @@ def test_v4_is_restored_at_every_page_that_a_pass_ended_with(
 
 
 @pytest.mark.parametrize(
-    "model_type", ["qwen3", "gemma3_text", "gpt_oss", "deepseek_v3", "deepseek_v32", "deepseek_v4"]
+    "model_type",
+    ["qwen3", "gemma3_text", "gpt_oss", "deepseek_v3", "deepseek_v32", "deepseek_v4", *STATES],
 )
 def test_pass_by_pass_the_logits_are_the_same_however_much_was_restored(
     make_model: MakeModel, registry: PluginRegistry, model_type: str
