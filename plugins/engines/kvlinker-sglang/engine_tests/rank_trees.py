@@ -111,11 +111,12 @@ class StageTree(Tree):
     def kinds(self) -> Mapping[str, Kind]:
         """See Tree."""
         start, end = self.layers
-        few = {"pages": PAGES, "start_layer": start, "layers": end - start}
+        mha = partial(heads_pool, pages=PAGES, start_layer=start, layers=end - start)
+        mla = partial(latent_pool, pages=PAGES, start_layer=start, layers=end - start)
         v4 = partial(v4_pool, V4_RATIOS, pages=PAGES, start=start, end=end)
         return {
-            "mha": Kind(make=partial(heads_pool, **few), page_size=16),
-            "mla": Kind(make=partial(latent_pool, **few), page_size=16),
+            "mha": Kind(make=mha, page_size=16),
+            "mla": Kind(make=mla, page_size=16),
             "v4": Kind(make=v4, page_size=256, window=128),
         }
 
