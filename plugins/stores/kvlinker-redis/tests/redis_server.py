@@ -15,11 +15,12 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-__all__ = ["BINARY", "RedisServer", "free_port"]
+__all__ = ["BINARY", "RedisServer", "free_port", "make_cluster"]
 
 BINARY = shutil.which("redis-server")
 _START_SECONDS = 30.0
 _POLL_SECONDS = 0.02
+_SLOTS = 16384
 
 
 def free_port() -> int:
@@ -52,6 +53,10 @@ class RedisServer:
         """Of the process that runs."""
         assert self._process is not None
         return self._process.pid
+
+    def option(self, name: str) -> str:
+        """Return the value of one of the options that it was started with."""
+        return self._options[self._options.index(name) + 1]
 
     def client(self, **options: object) -> Redis:
         """Return a client of the tests' own, which tries nothing twice."""
@@ -114,3 +119,35 @@ class RedisServer:
             self._process.send_signal(number)
             self._process.wait()
             self._process = None
+
+
+def make_cluster(servers: Sequence[RedisServer]) -> None:
+    """Make servers one cluster, with about as many slots each, and wait until each of them knows all.
+
+    Raises:
+        RuntimeError: they do not agree in time.
+    """
+    clients = [server.client() for server in servers]
+    share = -(-_SLOTS // len(servers))
+    for number, client in enumerate(clients):
+        client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        last = min((number + 1) * share, _SLOTS) - 1
+        client.execute_command("CLUSTER ADDSLOTSRANGE", number * share, last)
+    for server in servers[1:]:
+        clients[0].execute_command(
+            "CLUSTER MEET", "127.0.0.1", server.port, server.option("--cluster-port")
+        )
+    end = time.monotonic() + _START_SECONDS
+    while not all(_knows(client, len(servers)) for client in clients):
+        if time.monotonic() > end:
+            message = f"{len(servers)} servers did not become a cluster in {_START_SECONDS} s"
+            raise RuntimeError(message)
+        time.sleep(_POLL_SECONDS)
+
+
+def _knows(client: Redis, count: int) -> bool:
+    state: object = client.execute_command("CLUSTER INFO")
+    slots: object = client.execute_command("CLUSTER SLOTS")
+    assert isinstance(state, dict)
+    assert isinstance(slots, dict | list)
+    return state["cluster_state"] == "ok" and len(slots) == count

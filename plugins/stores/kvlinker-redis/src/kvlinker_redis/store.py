@@ -27,6 +27,7 @@ __all__ = ["RedisStore"]
 
 _SCAN_COUNT = 2000
 """Keys that a server looks at in one step: about a millisecond, in which it answers nobody else."""
+_QUESTIONS: Sequence[Command] = (("INFO", "cluster"), ("INFO", "memory"), ("DBSIZE",))
 _COUNTED_KEYS = 200_000
 """Up to so many keys in a database are counted one by one."""
 
@@ -44,8 +45,10 @@ class RedisStore(Store):
         self._state = StoreState(options)
         try:
             for lane in (self._state.reads, self._state.writes):
-                for (reply,) in lane.run_everywhere([("DBSIZE",)]):
-                    expect_number(reply, "DBSIZE")
+                for cluster, memory, size in lane.run_everywhere(_QUESTIONS):
+                    _check_kind(options, cluster)
+                    _memory_figures(memory)
+                    expect_number(size, "DBSIZE")
         except BaseException:
             self.close()
             raise
@@ -162,6 +165,15 @@ class RedisStore(Store):
     def close(self) -> None:
         """See Store; objects stay."""
         self._state.close()
+
+
+def _check_kind(options: RedisStoreOptions, reply: Reply) -> None:
+    """Refuse a single server where a cluster is: it would answer for its own keys alone."""
+    if not options.cluster and isinstance(reply, dict) and reply.get("cluster_enabled") == 1:
+        msg = (
+            f"redis store {options.address}: the server is a node of a cluster; set cluster to true"
+        )
+        raise StoreError(msg)
 
 
 def _memory_figures(reply: Reply) -> tuple[int, int]:

@@ -216,35 +216,49 @@ class _Writer:
             rename = "RENAME" if at in work.replaces else "RENAMENX"
             commands.append((rename, self._draft(key), name))
             commands.append(("PERSIST", name) if ttl is None else ("EXPIRE", name, ttl))
-        replies = self._state.writes.run(commands)[::2]
-        lost = [at for at, reply in zip(positions, replies, strict=True) if is_gone(reply)]
-        for at, reply in zip(positions, replies, strict=True):
-            if at in lost:
-                continue
-            if isinstance(reply, Exception):
+        rivals, lost = [], []
+        for at, reply in zip(positions, self._state.writes.run(commands)[::2], strict=True):
+            if is_gone(reply):
+                lost.append(at)
+            elif isinstance(reply, Exception):
                 work.statuses[at] = self._refused(reply)
             elif reply:
                 work.statuses[at] = WriteStatus.WRITTEN
                 work.drafts.remove(at)
                 self._state.count("written")
             else:
-                work.statuses[at] = WriteStatus.EXISTS  # another writer was faster
-        if lost:
-            self._answer_lost(work, lost)
+                rivals.append(at)
+        self._answer_rivals(work, rivals)
+        self._answer_lost(work, lost)
+
+    def _answer_rivals(self, work: _Work, rivals: Sequence[int]) -> None:
+        """Answer for names that were taken: by the object, since another writer was faster, or by what is none."""
+        found = self._found(work, rivals)
+        for at in found:
+            work.statuses[at] = WriteStatus.EXISTS
+        if others := [at for at in rivals if at not in found]:
+            work.replaces.update(others)
+            self._rename(work, others)
 
     def _answer_lost(self, work: _Work, lost: Sequence[int]) -> None:
         """Answer for drafts that are gone: renamed by an attempt whose reply was lost, or evicted."""
-        keys = tuple(work.batch.keys[at] for at in lost)
+        found = self._found(work, lost)
+        for at in lost:
+            work.drafts.remove(at)
+            work.statuses[at] = WriteStatus.EXISTS if at in found else WriteStatus.FULL
+        self._state.count("drafts_evicted", len(lost) - len(found))
+
+    def _found(self, work: _Work, positions: Sequence[int]) -> set[int]:
+        """Return which of these objects are there and what they should be."""
+        if not positions:
+            return set()
         wanted = Wanted(
-            keys=keys,
+            keys=tuple(work.batch.keys[at] for at in positions),
             object_bytes=work.layout.payload_bytes,
             fingerprint=work.batch.fingerprint,
         )
-        found = set(look_at(self._state, self._state.writes, wanted).found)
-        for number, at in enumerate(lost):
-            work.drafts.remove(at)
-            work.statuses[at] = WriteStatus.EXISTS if number in found else WriteStatus.FULL
-        self._state.count("drafts_evicted", len(lost) - len(found))
+        look = look_at(self._state, self._state.writes, wanted)
+        return {positions[number] for number in look.found}
 
 
 def _fill(
