@@ -20,7 +20,13 @@ PAGE = 2
 
 
 def pool(
-    memory: HostMemory, *, layers: int = 2, row_bytes: int = 4, pages: int = 4, packed: bool = True
+    memory: HostMemory,
+    *,
+    layers: int = 2,
+    row_bytes: int = 4,
+    pages: int = 4,
+    packed: bool = True,
+    fragmented: bool = False,
 ) -> DevicePoolEntry:
     """Return a pool of keys and values, both of the same rows."""
     parts = [
@@ -35,6 +41,7 @@ def pool(
         page_size=PAGE,
         rows_are_pages=False,
         packed=packed,
+        fragmented=fragmented,
     )
 
 
@@ -156,6 +163,89 @@ def test_slots_at_even_steps_are_copied_like_any_others(step: int) -> None:
     HostAccess().copy_in(plan_of(entry, pages), host(slab, slots))
 
     assert memory.snapshot() == before
+
+
+def slots_in_runs(count: int) -> list[int]:
+    """Return slots of which some lie side by side, in runs of all lengths, and some do not."""
+    slots: list[int] = []
+    for length in (1, 5, 2, 9, 1, 1, 30, 3, 4, 6, 40, 2):
+        first = (slots[-1] if slots else 0) + (2 if length % 2 else 5)
+        slots += range(first, first + length)
+    return slots[:count]
+
+
+@pytest.mark.parametrize("pages", [1, 90])
+@pytest.mark.parametrize("row_bytes", [1, 1024, 4096, 20_000])
+@pytest.mark.parametrize("order", ["side by side", "in runs", "in runs, reversed", "scattered"])
+def test_every_range_is_told_of_once_and_right_after_it_was_copied(
+    pages: int, row_bytes: int, order: str
+) -> None:
+    """Blocks end with the pages, with a run of slots, and with what fits into a cache."""
+    generator = np.random.default_rng(pages)
+    memory = HostMemory()
+    entry = pool(memory, layers=1, row_bytes=row_bytes, pages=pages)
+    for span in entry.spans:
+        memory.write(span, 0, generator.bytes(span.rows * row_bytes))
+    slots = {
+        "side by side": list(range(3, pages + 3)),
+        "in runs": slots_in_runs(pages),
+        "in runs, reversed": slots_in_runs(pages)[::-1],
+        "scattered": generator.permutation(pages).tolist(),
+    }[order]
+    slab = np.zeros((max(slots) + 1, entry.page_bytes), dtype=np.uint8)
+    numbers = generator.permutation(pages).tolist()
+    plan = plan_of(entry, numbers)
+    before = memory.snapshot()
+    objects = host(slab, slots)
+    HostAccess().copy_out(plan, objects)
+    memory.poison()
+    told: list[tuple[int, int]] = []
+
+    def note(i: int, chosen: slice) -> None:
+        start = int(plan.spans.offset[i])
+        for position in range(pages)[chosen]:
+            row = numbers[position] * PAGE
+            copied = memory.read(entry.spans[i], row, PAGE)
+            assert copied == slab[slots[position], start : start + PAGE * row_bytes].tobytes()
+            told.append((i, position))
+
+    HostAccess().copy_in(plan, replace(objects, copied=note))
+
+    assert memory.snapshot() == before
+    assert sorted(told) == [(i, position) for i in range(2) for position in range(pages)]
+
+
+def test_long_ranges_are_told_of_a_few_at_a_time() -> None:
+    """Of what is told of, the processor still has every byte at hand: no more than 256 KiB."""
+    memory = HostMemory()
+    entry = pool(memory, layers=1, row_bytes=32 * 1024, pages=40)
+    slab = np.zeros((40, entry.page_bytes), dtype=np.uint8)
+    told: list[slice] = []
+
+    objects = replace(host(slab, list(range(40))), copied=lambda _, pages: told.append(pages))
+    HostAccess().copy_in(plan_of(entry, list(range(40))), objects)
+
+    assert {pages.stop - pages.start for pages in told} == {4}
+
+
+def test_pages_of_scattered_rows_are_copied_and_not_told_of() -> None:
+    memory = HostMemory()
+    entry = pool(memory, pages=8, fragmented=True)
+    write_rows(memory, entry)
+    rows = [0, 5, 3, 9]
+    plan = entry.page_plan(entry.prepare_locations(rows))
+    slab = np.zeros((2, entry.page_bytes), dtype=np.uint8)
+    objects = host(slab, [0, 1])
+    HostAccess().copy_out(plan, objects)
+    expected = [memory.read(span, row) for span in entry.spans for row in rows]
+    memory.poison()
+    told: list[int] = []
+
+    HostAccess().copy_in(plan, replace(objects, copied=lambda span, _: told.append(span)))
+
+    assert not plan.pages.contiguous
+    assert [memory.read(span, row) for span in entry.spans for row in rows] == expected
+    assert told == []
 
 
 def test_an_empty_plan_copies_nothing() -> None:

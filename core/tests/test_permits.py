@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from kvlinker.device import HostObjects
+from kvlinker.device import HostAccess, HostObjects
 from kvlinker.errors import DeviceCopyError, StalePoolError, TransferRevokedError
 from kvlinker.permits import PermittedAccess, TransferPermit
 from kvlinker.plans import TransferPlan
@@ -231,3 +231,12 @@ def test_copies_from_several_threads_are_all_counted(transfer: Transfer) -> None
         list(threads.map(copy, range(64)))
 
     assert transfer.permitted.bytes_written == 64 * transfer.plan.total_bytes
+
+
+def test_a_permitted_access_tells_of_copies_where_the_access_behind_it_does(
+    transfer: Transfer,
+) -> None:
+    host_access = PermittedAccess(HostAccess(), transfer.permit, lambda: None)
+
+    assert host_access.tells_copied
+    assert not transfer.permitted.tells_copied  # a fault access alters what passes through it

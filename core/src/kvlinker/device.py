@@ -9,7 +9,7 @@ import ctypes
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Protocol, runtime_checkable
@@ -24,7 +24,13 @@ from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.transfers import as_index_array
 
-__all__ = ["DeviceAccess", "DeviceEvent", "HostAccess", "HostObjects", "wait_for_events"]
+__all__ = [
+    "DeviceAccess",
+    "DeviceEvent",
+    "HostAccess",
+    "HostObjects",
+    "wait_for_events",
+]
 
 _LOOP_BYTES = 8192
 """From this range size on, one memmove for each range beats a gather and a scatter by numpy."""
@@ -32,6 +38,8 @@ _FEW_RANGES = 24
 """Up to this many ranges of a span, a memmove for each costs less than setting up views."""
 _CHUNK_BYTES = 256 * 1024
 """Rows gathered at once: few enough to be scattered from the processor's cache."""
+_SHORT_RUN = 4
+"""Up to so many slots side by side are copied with their neighbours, range by range."""
 _FIRST_POLL_SECONDS = 0.00002
 _MAX_POLL_SECONDS = 0.002
 
@@ -78,6 +86,9 @@ class HostObjects:
 
     Negative where something else stands in front of the payload, such as a header.
     """
+    copied: Callable[[int, slice], None] | None = None
+    """What an access that `tells_copied` calls during a copy in of whole pages, with a span's number in the plan
+    and some pages, once these ranges were copied and while they are still in the processor's cache."""
 
     def __post_init__(self) -> None:
         slots = as_index_array(self.slots, pool=self.span.label)
@@ -115,6 +126,11 @@ class HostObjects:
 class DeviceAccess(ABC):
     """Copies between pool memory and host slots, each finished when the call returns."""
 
+    @property
+    def tells_copied(self) -> bool:
+        """Whether a copy in of whole pages calls `HostObjects.copied` for every range, each once."""
+        return False
+
     @abstractmethod
     def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
         """Copy the plan's ranges from pool memory to their offsets in the host slots.
@@ -140,6 +156,11 @@ class DeviceAccess(ABC):
 class HostAccess(DeviceAccess):
     """Access to pools in host memory: one copy, straight between pool and slot."""
 
+    @property
+    def tells_copied(self) -> bool:
+        """See DeviceAccess."""
+        return True
+
     def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
         """See DeviceAccess."""
         _check_host(plan, host)
@@ -148,7 +169,10 @@ class HostAccess(DeviceAccess):
     def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
         """See DeviceAccess."""
         _check_host(plan, host)
-        _copy(plan, host, to_host=False)
+        if host.copied is None or not plan.pages.contiguous:
+            _copy(plan, host, to_host=False)
+        else:
+            _copy_and_tell(plan, host, host.copied)
 
 
 def _check_host(plan: TransferPlan, host: HostObjects) -> None:
@@ -170,22 +194,50 @@ def _copy(plan: TransferPlan, host: HostObjects, *, to_host: bool) -> None:
         _copy_span(plan, host, i, to_host=to_host)
 
 
+def _copy_and_tell(
+    plan: TransferPlan, host: HostObjects, copied: Callable[[int, slice], None]
+) -> None:
+    """Copy whole pages in, some pages of a span at a time, and say so after each."""
+    blocks: dict[int, list[tuple[slice, bool]]] = {}
+    for i, size in enumerate(plan.range_bytes.tolist()):
+        pool, slots = _pool_rows(plan, i), _slot_rows(plan, host, i)
+        to, start = pool.view(size), slots.view(size)
+        targets, sources = pool.addresses(), slots.addresses()
+        step = max(1, _CHUNK_BYTES // size)
+        if step not in blocks:
+            blocks[step] = list(_blocks(host.slots, step))
+        for pages, is_run in blocks[step]:
+            chosen = slots.index[pages]
+            if is_run:
+                to[pool.index[pages]] = start[chosen[0] : chosen[-1] + 1]  # one pass
+            elif size >= _LOOP_BYTES:
+                _move(targets[pages], sources[pages], repeat(size))
+            else:
+                to[pool.index[pages]] = start[chosen]
+            copied(i, pages)
+
+
+def _blocks(slots: IndexArray, step: int) -> Iterator[tuple[slice, bool]]:
+    """Yield at most `step` pages at a time, and whether their slots follow each other; few that do go with others."""
+    cuts = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
+    begun, end = 0, len(slots)
+    for first, last in zip([0, *cuts], [*cuts, end], strict=True):
+        is_run = last - first > _SHORT_RUN
+        if is_run or last == end:
+            stop = first if is_run else end
+            yield from ((pages, False) for pages in _slices(begun, stop, step))
+            yield from ((pages, True) for pages in _slices(stop, last, step))
+            begun = last
+
+
+def _slices(first: int, last: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, last)) for start in range(first, last, step))
+
+
 def _copy_span(plan: TransferPlan, host: HostObjects, i: int, *, to_host: bool) -> None:
     """Copy one span's range of every page: all ranges have one size."""
     size = int(plan.range_bytes[i])
-    rows, spans = plan.pages.page_rows, plan.spans
-    pool = _Rows(
-        base=int(spans.base[i]),
-        stride=int(spans.stride[i]) * rows,
-        rows=int(spans.span_rows[i]) // rows,
-        index=plan.pages.row // rows,
-    )
-    slots = _Rows(
-        base=host.span.base_ptr + int(spans.offset[i]) - host.first_offset,
-        stride=host.span.row_stride,
-        rows=host.span.rows,
-        index=host.slots,
-    )
+    pool, slots = _pool_rows(plan, i), _slot_rows(plan, host, i)
     target, source = (slots, pool) if to_host else (pool, slots)
     if (evenly := _as_slice(source.index)) is not None:
         target.view(size)[target.index] = source.view(size)[evenly]  # one pass
@@ -193,6 +245,27 @@ def _copy_span(plan: TransferPlan, host: HostObjects, i: int, *, to_host: bool) 
         _move(target.addresses(), source.addresses(), repeat(size))
     else:
         _move_rows(target, source, size)
+
+
+def _pool_rows(plan: TransferPlan, i: int) -> _Rows:
+    """Return the pages of a plan of whole pages as rows of one span."""
+    rows, spans = plan.pages.page_rows, plan.spans
+    return _Rows(
+        base=int(spans.base[i]),
+        stride=int(spans.stride[i]) * rows,
+        rows=int(spans.span_rows[i]) // rows,
+        index=plan.pages.row // rows,
+    )
+
+
+def _slot_rows(plan: TransferPlan, host: HostObjects, i: int) -> _Rows:
+    """Return where a span's ranges lie in the slots."""
+    return _Rows(
+        base=host.span.base_ptr + int(plan.spans.offset[i]) - host.first_offset,
+        stride=host.span.row_stride,
+        rows=host.span.rows,
+        index=host.slots,
+    )
 
 
 def _copy_few(plan: TransferPlan, host: HostObjects, *, to_host: bool) -> None:

@@ -104,6 +104,11 @@ class PermittedAccess(DeviceAccess):
         self.bytes_written = 0
         """Bytes copied into pool memory so far."""
 
+    @property
+    def tells_copied(self) -> bool:
+        """See DeviceAccess."""
+        return self._access.tells_copied
+
     def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
         """See DeviceAccess."""
         with self._permit.copying():

@@ -15,7 +15,10 @@ from kvlinker.store import ReadRequest, ReadSession, ReadStatus, WriteBatch, Wri
 from kvlinker.testing import HostMemory, PoolMemory
 from kvlinker_file import FileStore
 
-__all__ = ["OpenStore", "Shelf", "make_key"]
+__all__ = ["CHECKED_BEFORE", "OpenStore", "Shelf", "make_key"]
+
+CHECKED_BEFORE = 7
+"""Up to so many objects are checked before a byte is copied; more are checked as they are copied."""
 
 OpenStore: TypeAlias = Callable[..., FileStore]
 """What the fixture `open_store` gives: options as keywords."""
@@ -114,7 +117,7 @@ class Shelf:
     def read(
         self, session: ReadSession, keys: Sequence[bytes], *, by_layer: bool = False
     ) -> tuple[ReadStatus, ...]:
-        """Read into poisoned pages, and check that exactly the pages that are OK hold the right bytes."""
+        """Read into poisoned pages, and check that those that are OK hold the right bytes, and few others any."""
         self.memory.poison()
         count = len(keys)
         statuses: tuple[ReadStatus, ...] = ()
@@ -126,7 +129,7 @@ class Shelf:
         for page, (key, status) in enumerate(zip(keys, statuses, strict=True)):
             if status is ReadStatus.OK:
                 assert self.holds(page, key)
-            elif not by_layer:
+            elif not by_layer and count <= CHECKED_BEFORE:
                 assert {self.memory.read(span, page).strip(b"\xff") for span in self.spans} == {b""}
         return statuses
 

@@ -70,7 +70,7 @@ class FileStoreOptions:
     """Bytes of a slab file; 0 for a 64th of the capacity. Longer objects get files of their own."""
     durability: Durability = Durability.PROCESS
     verify: bool = True
-    """Whether every range's checksum is compared before its bytes reach pool memory."""
+    """Whether every range's checksum is compared before a read answers."""
     self_test: bool = False
     """Whether opening writes, looks up, reads and deletes one small object first."""
     close_seconds: float = 30.0

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, repeat
 
 import numpy as np
 import xxhash
@@ -26,7 +25,7 @@ from kvlinker.spans import BufferSpan
 from kvlinker_file.mapping import FileMapping
 from kvlinker_file.os_errors import changed_segment
 
-__all__ = ["Segment", "SlotBlock", "SlotKind", "checksum"]
+__all__ = ["Segment", "SlotBlock", "SlotKind", "checksum", "checksums_of"]
 
 _ALIGNMENT = 64
 
@@ -87,7 +86,7 @@ class SlotBlock:
         return (self.addresses - self._base) // self.kind.slot_bytes
 
     @cached_property
-    def _view(self) -> memoryview:
+    def view(self) -> memoryview:
         """All bytes from the first slot to the last."""
         size = int(self.addresses.max()) + self.kind.slot_bytes - self._base
         return memoryview((ctypes.c_char * size).from_address(self._base)).cast("B")
@@ -108,7 +107,7 @@ class SlotBlock:
         return np.ndarray(
             (int(self._rows.max()) + 1,),
             dtype=np.dtype((np.void, self.kind.header_bytes)),
-            buffer=self._view,
+            buffer=self.view,
             strides=(self.kind.slot_bytes,),
         )
 
@@ -124,14 +123,24 @@ class SlotBlock:
         rows = headers.view(np.dtype((np.void, self.kind.header_bytes))).reshape(len(self))
         self._headers()[self._rows] = rows
 
+    def payload_starts(self) -> IndexArray:
+        """Return where each payload begins in the view."""
+        return self.addresses - self._base + self.kind.header_bytes
+
     def checksums(self, offsets: IndexArray, sizes: IndexArray) -> NDArray[np.uint64]:
         """Return the checksums of some ranges of the payloads as they are now: [slots, ranges]."""
-        starts = (self.addresses - self._base + self.kind.header_bytes)[:, None] + offsets
-        lengths = chain.from_iterable(repeat(sizes.tolist(), len(self)))
-        view = self._view
-        pairs = zip(starts.reshape(-1).tolist(), lengths, strict=True)
-        digests = [checksum(view[start : start + length]) for start, length in pairs]
-        return np.array(digests, dtype=np.uint64).reshape(starts.shape)
+        starts = self.payload_starts()[:, None] + offsets
+        digests = [
+            checksums_of(self.view, column.tolist(), size)
+            for column, size in zip(starts.T, sizes.tolist(), strict=True)
+        ]
+        return np.array(digests, dtype=np.uint64).reshape(starts.T.shape).T
+
+
+def checksums_of(view: memoryview, starts: Sequence[int], size: int) -> list[int]:
+    """Return the checksums of as many bytes from each of several starts on."""
+    ends = [start + size for start in starts]
+    return list(map(checksum, map(view.__getitem__, map(slice, starts, ends))))
 
 
 class Segment:

@@ -1,11 +1,11 @@
-"""A read session pins its objects, checks their headers once, and each range's checksum before it is copied."""
+"""A read session pins its objects, checks their headers once, and each range's checksum before it answers."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from kvlinker.frames import FrameHeaders, FrameStatus, decode_headers
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 from kvlinker_file.blocks import blocks_of
+from kvlinker_file.checking import CopyCheck, ranges_of
 from kvlinker_file.index import ABSENT
 from kvlinker_file.segments import SlotBlock, checksum
 from kvlinker_file.state import StoreState
@@ -25,7 +26,9 @@ __all__ = ["FileReadSession"]
 _OK, _MISS, _CORRUPT, _FAILED = range(4)
 _STATUSES = (ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT, ReadStatus.FAILED)
 _CHUNK_BYTES = 32 << 20
-"""Bytes whose checksums are made before they are copied: enough that calls do not count, and still in a cache."""
+"""Bytes that are read between two looks whether the read is still wanted: enough that calls do not count."""
+_FEW_OBJECTS = 8
+"""Fewer are checked before they are copied: what is told of each span would cost more than it saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,17 +151,32 @@ class FileReadSession(ReadSession):
     # ---- payload ------------------------------------------------------------------------------
 
     def _read_part(self, part: _Part, plan: TransferPlan, memory: DeviceAccess) -> None:
-        object_bytes = max(1, int(plan.range_bytes.sum()))
-        chunk = max(1, _CHUNK_BYTES // object_bytes)
         good = np.flatnonzero(self._status[part.positions] == _OK)
+        ranges = self._told_ranges(part, good, plan, memory)
+        chunk = max(1, _CHUNK_BYTES // max(1, int(plan.range_bytes.sum())))
         for start in range(0, len(good), chunk):
             numbers = good[start : start + chunk]
-            if self._state.options.verify:
+            if self._state.options.verify and ranges is None:
                 numbers = self._verified(part, numbers, plan)
-            positions = part.positions[numbers]
-            if len(positions):
-                chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
-                memory.copy_in(chosen, part.block.select(numbers).objects)
+            if not len(numbers):
+                continue
+            positions, block = part.positions[numbers], part.block.select(numbers)
+            chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
+            if ranges is None:
+                memory.copy_in(chosen, block.objects)
+                continue
+            check = CopyCheck(block, plan, part.headers.checksums[numbers[:, None], ranges])
+            memory.copy_in(chosen, replace(block.objects, copied=check))
+            self._fail(positions[~check.are_right()], _CORRUPT)
+
+    def _told_ranges(
+        self, part: _Part, numbers: IndexArray, plan: TransferPlan, memory: DeviceAccess
+    ) -> IndexArray | None:
+        """Return which range each span is where objects are checked as they are copied; None where before that."""
+        is_able = self._state.options.verify and memory.tells_copied and plan.pages.contiguous
+        if not is_able or len(numbers) < _FEW_OBJECTS or not part.headers.is_uniform:
+            return None
+        return ranges_of(plan, part.headers, int(numbers[0]))
 
     def _verified(self, part: _Part, numbers: IndexArray, plan: TransferPlan) -> IndexArray:
         """Return those of a part's objects whose ranges under the plan have the right checksums."""

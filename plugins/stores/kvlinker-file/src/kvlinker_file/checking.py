@@ -1,0 +1,70 @@
+"""Ranges are checked right after they were copied, a few at a time, while the processor has them in its cache.
+
+Fetching bytes from memory for a checksum takes as long as fetching them to copy them; so it is done once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlinker.description import IndexArray
+from kvlinker.errors import ContractError
+from kvlinker.frames import FrameHeaders
+from kvlinker.plans import TransferPlan
+from kvlinker_file.segments import SlotBlock, checksums_of
+
+__all__ = ["CopyCheck", "ranges_of"]
+
+
+def ranges_of(plan: TransferPlan, headers: FrameHeaders, index: int) -> IndexArray | None:
+    """Return which range of object `index` each of a plan's spans is; None where one is no single range."""
+    table = headers.offsets[index]
+    ranges = np.minimum(np.searchsorted(table, plan.spans.offset), len(table) - 1)
+    is_one = (table[ranges] == plan.spans.offset) & (
+        headers.sizes[index][ranges] == plan.range_bytes
+    )
+    return ranges if is_one.all() else None
+
+
+class CopyCheck:
+    """Checks what a copy tells of, as `HostObjects.copied`."""
+
+    def __init__(self, block: SlotBlock, plan: TransferPlan, expected: NDArray[np.uint64]) -> None:
+        """Prepare for a copy.
+
+        Args:
+            block: the objects' slots, in the plan's page order.
+            plan: of whole pages, each span one range of the objects.
+            expected: [objects, spans] checksums.
+        """
+        self._view = block.view
+        self._starts = block.payload_starts()
+        self._offsets = plan.spans.offset.tolist()
+        self._sizes = plan.range_bytes.tolist()
+        self._expected: list[list[int]] = expected.T.tolist()
+        self._told = np.zeros(expected.T.shape, dtype=np.bool_)
+        self._is_right = np.ones(len(block), dtype=np.bool_)
+
+    def __call__(self, span: int, pages: slice) -> None:
+        """Check a span's ranges of some pages."""
+        starts = (self._starts[pages] + self._offsets[span]).tolist()
+        found = checksums_of(self._view, starts, self._sizes[span])
+        self._told[span, pages] = True
+        if found != self._expected[span][pages]:
+            expected = self._expected[span][pages]
+            self._is_right[pages] &= [a == b for a, b in zip(found, expected, strict=True)]
+
+    def are_right(self) -> NDArray[np.bool_]:
+        """Return whether every range of each object was right: [objects].
+
+        Raises:
+            ContractError: the copy did not tell of some ranges, so that nobody knows what they were.
+        """
+        if not self._told.all():
+            msg = (
+                f"a device access that says that it tells what it copied told of {self._told.sum()} ranges "
+                f"out of {self._told.size}; let its tells_copied be False"
+            )
+            raise ContractError(msg)
+        return self._is_right
