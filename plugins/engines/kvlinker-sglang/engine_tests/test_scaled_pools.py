@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,10 @@ from hybrid_pools import hybrid_pool, request_pool
 from pool_groups import KEYS, group_of, load, offload
 from real_pools import heads_pool, latent_pool, publish_configuration, windows_pool
 from real_pools_scaled import fp4_heads_pool, fp4_latent_pool, mxfp8_heads_pool
+from sglang.srt.arg_groups.kv_cache_hook import (
+    handle_kv4_compatibility,
+    handle_mxfp8_kv_cache_compatibility,
+)
 from sglang.srt.layers.quantization.fp4_kv_cache_quant_method import NVFP4KVCacheMethod
 from sglang.srt.layers.quantization.kvfp4_tensor import NVFP4KVQuantizeUtil
 from sglang.srt.mem_cache.memory_pool import (
@@ -21,6 +26,7 @@ from sglang.srt.mem_cache.memory_pool import (
     MHATokenToKVPoolMXFP8,
 )
 from sglang.srt.runtime_context import override_platform
+from sglang.srt.server_args import ServerArgs
 
 import kvlinker_sglang
 from kvlinker.description import DescribeRequest, Fact
@@ -171,6 +177,27 @@ def test_a_latent_pool_that_lost_its_scales_is_refused() -> None:
 def test_fp4_latents_in_other_pages_are_refused() -> None:
     with pytest.raises(ContractError, match=r"pages of 16 slots.*pages of 64"):
         describe(fp4_latent_pool(), 64)
+
+
+# ---- servers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["llama", "latent"])
+def test_sglang_starts_no_server_with_blocks_on_a_cpu(
+    model_folder: Callable[[str], Path], model: str
+) -> None:
+    # So a real prefix tree over the real pools is as far as these go without a GPU.
+    arguments = partial(
+        ServerArgs,
+        model_path=str(model_folder(model)),
+        device="cpu",
+        attention_backend="torch_native",
+    )
+
+    with pytest.raises(RuntimeError, match="KV4 is not tested on non-CUDA platforms"):
+        handle_kv4_compatibility(arguments(kv_cache_dtype="fp4_mx_block16"))
+    with pytest.raises(ValueError, match=r"requires an SM100\+ \(Blackwell\) GPU"):
+        handle_mxfp8_kv_cache_compatibility(arguments(kv_cache_dtype="mxfp8"))
 
 
 # ---- K and V in blocks beside something else --------------------------------------------------
