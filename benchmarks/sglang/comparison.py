@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from measuring import Ratio, Row, Times, duration, size
@@ -11,6 +11,7 @@ __all__ = [
     "LOAD_TARGET",
     "Place",
     "first_token_rows",
+    "limit_sentence",
     "memory_rows",
     "moving_rows",
     "worth_from",
@@ -57,10 +58,14 @@ def moving_rows(
     times: Times,
     *,
     target: float | None = None,
+    limits: Collection[str] = (),
     why_missed: str = "",
     in_bytes: bool = True,
 ) -> Iterator[Row]:
-    """Yield how many times faster a linker's work is than each other linker's, in bytes a second where bytes move."""
+    """Yield how many times faster a linker's work is than each other linker's, in bytes a second where bytes move.
+
+    Limits have no target: they are what no linker can be faster than.
+    """
     for peer in times.seconds:
         if peer != place.ours:
             names = peer, place.ours
@@ -72,9 +77,30 @@ def moving_rows(
                 against=peer,
                 ratio=times.ratio(*names),
                 figures=f"{rates}; {figures}" if in_bytes else figures,
-                target=target,
+                target=None if peer in limits else target,
                 why_missed=why_missed,
             )
+
+
+def limit_sentence(place: Place, times: Times, *, target: float, limits: Collection[str]) -> str:
+    """Say what bounds a load, what share of it ours reaches, and where the targets lie."""
+    bounds = [f"{name} takes {duration(times.median(name))}" for name in limits]
+    best = min(limits, key=times.median)
+    share = times.median(best) / times.median(place.ours)
+    peers = [name for name in times.seconds if name != place.ours and name not in limits]
+    targets = []
+    for peer in peers:
+        wanted = times.median(peer) / target
+        where = (
+            "below that of the limit" if wanted < times.median(best) else "above that of the limit"
+        )
+        targets.append(f"{duration(wanted)} for {peer}, {where}")
+    return (
+        f"A load of {place.tokens:,} tokens moves {size(place.moved)}. By one thread {' and '.join(bounds)}; "
+        f"kvlinker takes {duration(times.median(place.ours))}, checksums and all, "
+        f"{share:.0%} of the speed of the faster. "
+        f"The target of {target:g} times a peer's speed asks for a time of {'; and of '.join(targets)}."
+    )
 
 
 def memory_rows(ours: str, own: Mapping[str, int], mapped: Mapping[str, int]) -> Iterator[Row]:

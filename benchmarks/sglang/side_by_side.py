@@ -74,13 +74,14 @@ class SideBySide:
         lookups = {name: [_total(one, What.LOOKUP) for one in found[name]] for name in self.linkers}
         return first_token, Times(lookups)
 
-    def loads(self, length: int) -> Times:
-        """Time what loading a primed prompt takes with the machine to itself."""
-        runs: dict[str, Callable[[], Timed]] = {
-            name: functools.partial(self._restored, length, name, is_alone=True)
-            for name in self.linkers
-        }
-        return self._in_turn(runs, lambda one: _total(one, What.LOAD))[1]
+    def loads(self, length: int, limits: Mapping[str, Callable[[], float]]) -> Times:
+        """Time what loading a primed prompt takes with the machine to itself, and in turn with it what bounds it."""
+
+        def load(name: str) -> float:
+            return _total(self._restored(length, name, is_alone=True), What.LOAD)
+
+        runs = {name: functools.partial(load, name) for name in self.linkers}
+        return in_turn({**runs, **limits}, rounds=self.rounds)
 
     def offloads(self, length: int) -> tuple[Times, Times]:
         """Time a prompt that nobody has seen, another one each round: its first token, and storing its pages."""

@@ -8,11 +8,13 @@ import pytest
 from comparison import (
     Place,
     first_token_rows,
+    limit_sentence,
     memory_rows,
     moving_rows,
     worth_from,
     worth_sentence,
 )
+from limits import COPY, READ, limits
 from linker_events import Event, EventFile, RequestName, What, pending_offloads
 from measuring import Times
 
@@ -49,6 +51,41 @@ def test_a_load_is_told_in_bytes_a_second_and_held_against_a_target() -> None:
         "yes",
         "667 MB/s / 2 GB/s; 75 ms / 25 ms",
     )
+
+
+def test_a_limit_is_compared_and_is_no_target() -> None:
+    times = Times({"ours": [0.05, 0.05], "files": [0.1, 0.1], "a copy": [0.02, 0.02]})
+
+    rows = list(moving_rows("load", PLACE, times, target=3.0, limits=["a copy"]))
+
+    assert [(row.against, row.target, row.is_met) for row in rows] == [
+        ("files", 3.0, False),
+        ("a copy", None, None),
+    ]
+
+
+def test_limits_say_what_share_is_reached_and_which_targets_lie_beyond_them() -> None:
+    times = Times(
+        {"ours": [0.04], "torch": [0.12], "raw": [0.045], "a copy": [0.02], "a read": [0.03]}
+    )
+
+    sentence = limit_sentence(PLACE, times, target=3.0, limits=["a copy", "a read"])
+
+    assert sentence == (
+        "A load of 1,000 tokens moves 50 MB. By one thread a copy takes 20 ms and a read takes 30 ms; kvlinker takes "
+        "40 ms, checksums and all, 50% of the speed of the faster. The target of 3 times a peer's speed asks for a "
+        "time of 40 ms for torch, above that of the limit; and of 15 ms for raw, below that of the limit."
+    )
+
+
+def test_limits_move_every_byte(tmp_path: Path) -> None:
+    found = limits(tmp_path / "limit", 40 << 20)
+
+    assert [*found] == [COPY, READ]
+    assert all(run() > 0 for run in found.values())
+    (tmp_path / "limit").write_bytes(b"short")
+    with pytest.raises(OSError, match="shorter than 41943040 B"):
+        found[READ]()
 
 
 def test_a_lookup_moves_no_bytes() -> None:
