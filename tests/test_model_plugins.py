@@ -35,6 +35,7 @@ def cache(
 ) -> KVCacheDescription:
     """Describe a cache of two layers; a buffer is its rows and the bytes of one."""
     span = MadeUpMemory().span
+    indexer = IndexerKind.OWN if "index_k" in buffers else IndexerKind.NONE
     return KVCacheDescription(
         family=family,
         page_size=PAGE,
@@ -42,9 +43,7 @@ def cache(
             role: tuple(span(rows, row_bytes) for rows, row_bytes in shapes)
             for role, shapes in buffers.items()
         },
-        layers=tuple(
-            LayerFacts(layer=i, global_layer=i, indexer=IndexerKind.OWN) for i in range(2)
-        ),
+        layers=tuple(LayerFacts(layer=i, global_layer=i, indexer=indexer) for i in range(2)),
         logical_pools=(KV,),
         facts=facts,
     )
