@@ -33,8 +33,8 @@ TARGET = 3.0
 PEER, IN_ONE_PIECE = "peer", "in one piece"
 WHY_MISSED = (
     "A page of some MB is one system call for a peer, at the speed at which a kernel copies memory, and nothing checks "
-    "the bytes. Ours copies once where a peer copies twice, and spends most of that on checksums: there is no room for "
-    "a factor of 3, unless pages are small, so that a peer's file for each page shows."
+    "the bytes. Ours copies once where a peer copies twice, and makes checksums of what is still in the cache: there "
+    "is no room for a factor of 3, unless pages are small, so that a peer's file for each page shows."
 )
 MOST_ROUNDS, COLD_ROUNDS = 5, 3
 SETS = 3

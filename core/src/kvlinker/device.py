@@ -198,36 +198,37 @@ def _copy_and_tell(
     plan: TransferPlan, host: HostObjects, copied: Callable[[int, slice], None]
 ) -> None:
     """Copy whole pages in, some pages of a span at a time, and say so after each."""
-    blocks: dict[int, list[tuple[slice, bool]]] = {}
+    blocks: dict[int, list[tuple[slice, slice | None]]] = {}
     for i, size in enumerate(plan.range_bytes.tolist()):
         pool, slots = _pool_rows(plan, i), _slot_rows(plan, host, i)
         to, start = pool.view(size), slots.view(size)
-        targets, sources = pool.addresses(), slots.addresses()
         step = max(1, _CHUNK_BYTES // size)
         if step not in blocks:
             blocks[step] = list(_blocks(host.slots, step))
-        for pages, is_run in blocks[step]:
-            chosen = slots.index[pages]
-            if is_run:
-                to[pool.index[pages]] = start[chosen[0] : chosen[-1] + 1]  # one pass
+        for pages, run in blocks[step]:
+            if run is not None:
+                to[pool.index[pages]] = start[run]  # one pass
             elif size >= _LOOP_BYTES:
-                _move(targets[pages], sources[pages], repeat(size))
+                _move(pool.addresses(pages), slots.addresses(pages), repeat(size))
             else:
-                to[pool.index[pages]] = start[chosen]
+                to[pool.index[pages]] = start[slots.index[pages]]
             copied(i, pages)
 
 
-def _blocks(slots: IndexArray, step: int) -> Iterator[tuple[slice, bool]]:
-    """Yield at most `step` pages at a time, and whether their slots follow each other; few that do go with others."""
+def _blocks(slots: IndexArray, step: int) -> Iterator[tuple[slice, slice | None]]:
+    """Yield at most `step` pages at a time, and their slots as a slice; None where they do not follow each other."""
     cuts = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
     begun, end = 0, len(slots)
     for first, last in zip([0, *cuts], [*cuts, end], strict=True):
         is_run = last - first > _SHORT_RUN
-        if is_run or last == end:
-            stop = first if is_run else end
-            yield from ((pages, False) for pages in _slices(begun, stop, step))
-            yield from ((pages, True) for pages in _slices(stop, last, step))
-            begun = last
+        if not is_run and last < end:
+            continue
+        stop = first if is_run else end
+        yield from ((pages, None) for pages in _slices(begun, stop, step))
+        ahead = int(slots[first]) - first
+        for pages in _slices(stop, last, step):
+            yield pages, slice(pages.start + ahead, pages.stop + ahead)
+        begun = last
 
 
 def _slices(first: int, last: int, step: int) -> Iterator[slice]:
@@ -327,8 +328,8 @@ class _Rows:
         count = int(addresses.max()) - low + 1
         return cls(base=low, stride=1, rows=count, index=addresses - low)
 
-    def addresses(self) -> IndexArray:
-        return self.base + self.index * self.stride
+    def addresses(self, chosen: slice = slice(None)) -> IndexArray:
+        return self.base + self.index[chosen] * self.stride
 
     def view(self, size: int) -> NDArray[np.void]:
         """Return all rows as an array of `size` bytes each; only rows that are indexed are touched."""

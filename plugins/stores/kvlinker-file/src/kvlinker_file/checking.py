@@ -39,8 +39,9 @@ class CopyCheck:
             expected: [objects, spans] checksums.
         """
         self._view = block.view
-        self._starts = block.payload_starts()
-        self._offsets = plan.spans.offset.tolist()
+        self._starts: list[list[int]] = (
+            plan.spans.offset[:, np.newaxis] + block.payload_starts()
+        ).tolist()
         self._sizes = plan.range_bytes.tolist()
         self._expected: list[list[int]] = expected.T.tolist()
         self._told = np.zeros(expected.T.shape, dtype=np.bool_)
@@ -48,8 +49,7 @@ class CopyCheck:
 
     def __call__(self, span: int, pages: slice) -> None:
         """Check a span's ranges of some pages."""
-        starts = (self._starts[pages] + self._offsets[span]).tolist()
-        found = checksums_of(self._view, starts, self._sizes[span])
+        found = checksums_of(self._view, self._starts[span][pages], self._sizes[span])
         self._told[span, pages] = True
         if found != self._expected[span][pages]:
             expected = self._expected[span][pages]
