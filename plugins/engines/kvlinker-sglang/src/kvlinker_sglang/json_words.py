@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 __all__ = ["json_kind", "json_problem"]
 
@@ -46,14 +42,20 @@ def json_kind(value: object) -> str:
     return "an object" if isinstance(value, Mapping) else "a list"
 
 
-def json_problem(detail: ErrorDetails) -> str:
-    """Return what a value must be and what kind of value it is; for `key: ` in front of it."""
-    kind, bounds = detail["type"], detail.get("ctx", {})
+def json_problem(kind: str, message: str, value: object, bounds: Mapping[str, object]) -> str:
+    """Return what a value must be and what kind of value it is; for `key: ` in front of it.
+
+    Args:
+        kind: of pydantic's error.
+        message: of pydantic's error, for a kind that has no words of its own here.
+        value: that was refused.
+        bounds: context of pydantic's error.
+    """
     if kind in _KINDS:
-        return f"must be {_KINDS[kind]}, got {json_kind(detail['input'])}"
+        return f"must be {_KINDS[kind]}, got {json_kind(value)}"
     if kind in _BOUNDS:
         word, key = _BOUNDS[kind]
-        return f"must be {word} {int(bounds[key])}"
+        return f"must be {word} {str(bounds[key]).removesuffix('.0')}"
     if kind == "string_too_short":
         return "must not be empty"
-    return detail["msg"].removeprefix("Value error, ")
+    return message.removeprefix("Value error, ")

@@ -6,7 +6,7 @@ Secrets come as references to an environment variable or a file: SGLang logs its
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -23,9 +23,6 @@ from kvlinker.linker_options import MAX_COUNT, MAX_SECONDS, LinkerOptions
 from kvlinker.spelling import nearest_names
 from kvlinker_sglang.json_words import json_kind, json_problem
 from kvlinker_sglang.secret_references import SecretReference, check_without_secrets
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 __all__ = [
     "LimitsConfig",
@@ -162,20 +159,25 @@ def parse_config(extra_config: object) -> WorkerConfig:
     try:
         return WorkerConfig.model_validate(dict(extra_config))
     except ValidationError as error:
-        problems = [_problem(detail) for detail in error.errors()]
+        problems = [
+            _problem(
+                detail["type"],
+                detail["loc"],
+                json_problem(detail["type"], detail["msg"], detail["input"], detail.get("ctx", {})),
+            )
+            for detail in error.errors()
+        ]
     # Outside of the handler: the error behind it knows the values.
     msg = f"linker_extra_config: {'; '.join(problems)}"
     raise ContractError(msg)
 
 
-def _problem(detail: ErrorDetails) -> str:
-    location = detail["loc"]
+def _problem(kind: str, location: tuple[int | str, ...], text: str) -> str:
     path = ".".join(map(str, location))
-    if detail["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         return f"{path} is unknown; {_closest(str(location[-1]), _known_keys(location[:-1]))}"
-    if detail["type"] == "missing":
+    if kind == "missing":
         return f"{path} is missing"
-    text = json_problem(detail)
     return f"{path}: {text}" if path else text
 
 
