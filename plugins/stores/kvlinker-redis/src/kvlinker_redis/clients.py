@@ -5,21 +5,19 @@ from __future__ import annotations
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from kvlinker.errors import KVLinkerError, StoreError
-from kvlinker_redis.address import Address, SecretReference
+from kvlinker_redis.connections import SocketPool, credentials_of
 from kvlinker_redis.options import RedisStoreOptions
+from kvlinker_redis.values import Command, Reply, Values, values_of
 
 if TYPE_CHECKING:
-    from redis import CredentialProvider, Redis, RedisCluster
+    from redis import Redis, RedisCluster
 
-__all__ = ["Client", "Command", "Reply", "is_refusal", "open_client"]
+__all__ = ["Client", "is_refusal", "open_client"]
 
-Command: TypeAlias = tuple[str | bytes | memoryview | int, ...]
-"""A command's name and arguments."""
-Reply: TypeAlias = object
-"""What a server answers: bytes, a number, None; or an exception of redis-py in the place of an answer."""
+
 _PROTOCOL = 2
 """RESP2: every Redis since 2.0 and every proxy speaks it, and no message comes that nobody asked for."""
 
@@ -34,6 +32,18 @@ class Client(ABC):
         Raises:
             Exception: whatever redis-py raises where a connection fails.
         """
+
+    def send_values(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send commands with large arguments; see `run`."""
+        return self.run(commands)
+
+    def read_values(self, commands: Sequence[Command], size: int) -> Values:
+        """Send commands that are all answered with values of at most `size` bytes; see `run`."""
+        values = values_of(self.run(commands))
+        if len(values.block) > len(commands) * size:
+            msg = f"redis store: {len(commands)} values of {size} B came as {len(values.block)} B"
+            raise StoreError(msg)
+        return values
 
     @abstractmethod
     def nodes(self) -> Sequence[Client]:
@@ -65,6 +75,23 @@ class ServerClient(Client):
     def close(self) -> None:
         """See Client."""
         self._redis.connection_pool.disconnect(inuse_connections=True)
+
+
+class SocketClient(ServerClient):
+    """One server, through connections whose sockets are at hand."""
+
+    def __init__(self, redis: Redis) -> None:
+        """Take over a client of redis-py that has not connected yet."""
+        super().__init__(redis)
+        self._pool = SocketPool(redis.connection_pool)
+
+    def send_values(self, commands: Sequence[Command]) -> list[Reply]:
+        """See Client."""
+        return _checked(self._pool.send_values(commands), len(commands))
+
+    def read_values(self, commands: Sequence[Command], size: int) -> Values:
+        """See Client."""
+        return self._pool.read_values(commands, size)
 
 
 class ClusterClient(Client):
@@ -145,33 +172,11 @@ def open_client(options: RedisStoreOptions, name: str) -> Client:
     from redis.cluster import ClusterNode
     from redis.retry import Retry
 
-    address = options.address
+    address, paths = options.address, options.tls_paths
     once = Retry(NoBackoff(), 0)  # a lane tries again, within a deadline
-    credentials = _credentials(address)
-    files = {
-        "ssl_ca_certs": options.ca_file,
-        "ssl_certfile": options.cert_file,
-        "ssl_keyfile": options.key_file,
-    }
-    paths = {key: str(path) for key, path in files.items() if path is not None}
-    if options.cluster:
-        return ClusterClient(
-            RedisCluster(
-                startup_nodes=[ClusterNode(address.host, address.port)],
-                retry=once,
-                credential_provider=credentials,
-                socket_connect_timeout=options.connect_seconds,
-                socket_timeout=options.answer_seconds,
-                client_name=name,
-                protocol=_PROTOCOL,
-                ssl=address.has_tls,
-                ssl_ca_certs=paths.get("ssl_ca_certs"),
-                ssl_certfile=paths.get("ssl_certfile"),
-                ssl_keyfile=paths.get("ssl_keyfile"),
-            )
-        )
-    return ServerClient(
-        Redis(
+    credentials = credentials_of(address)
+    if not options.cluster:
+        redis = Redis(
             host=address.host,
             port=address.port,
             unix_socket_path=address.socket_path or None,
@@ -187,23 +192,19 @@ def open_client(options: RedisStoreOptions, name: str) -> Client:
             ssl_certfile=paths.get("ssl_certfile"),
             ssl_keyfile=paths.get("ssl_keyfile"),
         )
+        return SocketClient(redis)
+    return ClusterClient(
+        RedisCluster(
+            startup_nodes=[ClusterNode(address.host, address.port)],
+            retry=once,
+            credential_provider=credentials,
+            socket_connect_timeout=options.connect_seconds,
+            socket_timeout=options.answer_seconds,
+            client_name=name,
+            protocol=_PROTOCOL,
+            ssl=address.has_tls,
+            ssl_ca_certs=paths.get("ssl_ca_certs"),
+            ssl_certfile=paths.get("ssl_certfile"),
+            ssl_keyfile=paths.get("ssl_keyfile"),
+        )
     )
-
-
-def _credentials(address: Address) -> CredentialProvider | None:
-    """Return what reads the password anew for each connection, so that a changed one is found."""
-    from redis import CredentialProvider
-
-    if address.password is None:
-        return None
-
-    class FromReference(CredentialProvider):
-        def __init__(self, username: str | None, reference: SecretReference) -> None:
-            self._username = username
-            self._reference = reference
-
-        def get_credentials(self) -> tuple[str] | tuple[str, str]:
-            password = self._reference.read()
-            return (password,) if self._username is None else (self._username, password)
-
-    return FromReference(address.username, address.password)

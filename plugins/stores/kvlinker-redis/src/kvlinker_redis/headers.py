@@ -16,10 +16,10 @@ from kvlinker.frames import (
     read_range_count,
 )
 from kvlinker.store import ObjectKey
-from kvlinker_redis.clients import Command
 from kvlinker_redis.lanes import RedisLane
 from kvlinker_redis.replies import expect_bytes, expect_number, is_other_type
 from kvlinker_redis.state import MAX_COMMANDS, StoreState, checksum, run_in_parts
+from kvlinker_redis.values import Command
 
 __all__ = ["FoundPart", "Look", "Wanted", "look_at"]
 

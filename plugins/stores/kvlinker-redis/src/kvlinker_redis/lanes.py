@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvlinker.errors import StoreClosedError, StoreError, StoreTimeoutError
 from kvlinker_redis.breaker import Breaker
-from kvlinker_redis.clients import Client, Command, Reply, is_refusal, open_client
+from kvlinker_redis.clients import Client, is_refusal, open_client
 from kvlinker_redis.options import RedisStoreOptions
+from kvlinker_redis.values import Command, Reply, Values
 
 if TYPE_CHECKING:
     from redis.retry import Retry
@@ -65,6 +66,14 @@ class RedisLane:
             StoreError: the server refuses the connection.
         """
         return self._guarded(lambda client: client.run(commands))
+
+    def send_values(self, commands: Sequence[Command]) -> list[Reply]:
+        """Return one reply for each command with a large argument; see `run`."""
+        return self._guarded(lambda client: client.send_values(commands))
+
+    def read_values(self, commands: Sequence[Command], size: int) -> Values:
+        """Return what commands are answered with that all ask for values of at most `size` bytes; see `run`."""
+        return self._guarded(lambda client: client.read_values(commands, size))
 
     def run_everywhere(self, commands: Sequence[Command]) -> list[list[Reply]]:
         """Return the replies of each server that has keys; see `run`."""

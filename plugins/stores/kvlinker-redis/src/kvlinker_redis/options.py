@@ -114,6 +114,16 @@ class RedisStoreOptions:
             )
             raise ContractError(msg)
 
+    @property
+    def tls_paths(self) -> Mapping[str, str]:
+        """The files for TLS, under the names that redis-py has for them; those that are given."""
+        files = {
+            "ssl_ca_certs": self.ca_file,
+            "ssl_certfile": self.cert_file,
+            "ssl_keyfile": self.key_file,
+        }
+        return {name: str(path) for name, path in files.items() if path is not None}
+
     @classmethod
     def of_config(cls, config: Mapping[str, object]) -> Self:
         """Return the options that a configuration names.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvlinker.errors import StoreError
-from kvlinker_redis.clients import Reply
+from kvlinker_redis.values import Reply
 
-__all__ = ["expect_bytes", "expect_number", "is_full", "is_gone", "is_other_type"]
+__all__ = ["expect_bytes", "expect_number", "expect_view", "is_full", "is_gone", "is_other_type"]
 
 
 def expect_number(reply: Reply, command: str) -> int:
@@ -26,6 +26,17 @@ def expect_bytes(reply: Reply, command: str) -> bytes:
         StoreError: the server refused the command, or answered with something else.
     """
     if isinstance(reply, bytes):
+        return reply
+    raise _unexpected(reply, command, "bytes")
+
+
+def expect_view(reply: Reply, command: str) -> memoryview:
+    """Return a view of a text.
+
+    Raises:
+        StoreError: the server refused the command, or answered with something else.
+    """
+    if isinstance(reply, memoryview):
         return reply
     raise _unexpected(reply, command, "bytes")
 

@@ -14,16 +14,17 @@ from kvlinker.device import DeviceAccess, HostObjects
 from kvlinker.errors import ContractError, StoreClosedError
 from kvlinker.frames import FrameHeaders
 from kvlinker.plans import TransferPlan
-from kvlinker.spans import BufferSpan
+from kvlinker.spans import BufferSpan, MemoryRegion
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
-from kvlinker_redis.clients import Command
 from kvlinker_redis.headers import FoundPart, Wanted, look_at
-from kvlinker_redis.replies import expect_bytes, is_other_type
+from kvlinker_redis.replies import expect_view, is_other_type
 from kvlinker_redis.state import MAX_COMMANDS, StoreState, checksum, parts_of, run_in_parts
+from kvlinker_redis.values import Command, Values
 
 __all__ = ["RedisReadSession"]
 
 _OK, _MISS, _CORRUPT = range(3)
+_NOTHING = memoryview(b"")
 _STATUSES = (ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT)
 
 
@@ -122,24 +123,22 @@ class RedisReadSession(ReadSession):
             ("GETRANGE", self._names[at], first, first + piece.size - 1)
             for at in positions.tolist()
         ]
-        replies = self._state.reads.run(commands)
-        values = [
-            b"" if is_other_type(reply) else expect_bytes(reply, "GETRANGE") for reply in replies
+        values = self._state.reads.read_values(commands, piece.size)
+        views = [
+            _NOTHING if is_other_type(reply) else expect_view(reply, "GETRANGE")
+            for reply in values.replies
         ]
         is_right = np.array(
             [
-                _is_right(part.headers, number, piece, value)
-                for number, value in zip(numbers.tolist(), values, strict=True)
+                _is_right(part.headers, number, piece, view)
+                for number, view in zip(numbers.tolist(), views, strict=True)
             ]
         )
         self._look_again(part, numbers[~is_right])
         if is_right.any():
-            plan = piece.plan
-            chosen = positions[is_right]
+            plan, chosen = piece.plan, positions[is_right]
             selected = plan if len(chosen) == plan.num_pages else plan.select(chosen)
-            kept = [values[i] for i in np.flatnonzero(is_right).tolist()]
-            slots = _Slots(kept, piece)
-            memory.copy_in(selected, slots.objects)
+            memory.copy_in(selected, _slots(values, is_right, piece))
 
     def _look_again(self, part: FoundPart, numbers: IndexArray) -> None:
         """Tell objects that went or were written anew since their headers were read from damaged ones."""
@@ -161,29 +160,26 @@ class RedisReadSession(ReadSession):
         self._drop(positions[is_same])
 
 
-class _Slots:
-    """Values of one length as slots of one span; the first is used where it lies, several are put side by side."""
-
-    def __init__(self, values: Sequence[bytes], piece: _Piece) -> None:
-        size = piece.size
-        self._block = (
-            np.frombuffer(values[0], dtype=np.uint8)
-            if len(values) == 1
-            else np.empty(len(values) * size, dtype=np.uint8)
-        )
-        if len(values) > 1:
-            for i, value in enumerate(values):
-                self._block[i * size : (i + 1) * size] = np.frombuffer(value, dtype=np.uint8)
-        span = BufferSpan(
-            base_ptr=self._block.ctypes.data,
-            rows=len(values),
-            row_bytes=size,
-            row_stride=size,
-            label="values",
-        )
-        self.objects = HostObjects(
-            span=span, slots=np.arange(len(values), dtype=np.int64), first_offset=piece.start
-        )
+def _slots(values: Values, chosen: NDArray[np.bool_], piece: _Piece) -> HostObjects:
+    """Return the chosen values as slots of one span: where they lie, if at equal distances, else side by side."""
+    starts = values.starts[chosen]
+    distances = np.unique(np.diff(starts))
+    block, stride = values.block, piece.size
+    if len(distances) > 1:
+        block = np.concatenate([block[start : start + piece.size] for start in starts.tolist()])
+        starts = np.arange(len(starts)) * piece.size
+    elif len(distances):
+        stride = int(distances[0])
+    span = BufferSpan(
+        base_ptr=block.ctypes.data + int(starts[0]),
+        rows=len(starts),
+        row_bytes=piece.size,
+        row_stride=stride,
+        label="values",
+        region=MemoryRegion(base_ptr=block.ctypes.data, size_bytes=block.nbytes, owner=block),
+    )
+    slots = np.arange(len(starts), dtype=np.int64)
+    return HostObjects(span=span, slots=slots, first_offset=piece.start)
 
 
 def _alike(part: FoundPart) -> Iterator[IndexArray]:
@@ -195,11 +191,10 @@ def _alike(part: FoundPart) -> Iterator[IndexArray]:
         yield from np.split(everything, len(everything))
 
 
-def _is_right(headers: FrameHeaders, number: int, piece: _Piece, value: bytes) -> bool:
+def _is_right(headers: FrameHeaders, number: int, piece: _Piece, view: memoryview) -> bool:
     """Whether a value has the length and the checksums that its header says."""
-    if len(value) != piece.size:
+    if len(view) != piece.size:
         return False
-    view = memoryview(value)
     starts = headers.offsets[number, piece.frames] - piece.start
     ends = starts + headers.sizes[number, piece.frames]
     expected = headers.checksums[number, piece.frames].tolist()

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import xxhash
 
-from kvlinker_redis.clients import Command, Reply
 from kvlinker_redis.lanes import RedisLane
 from kvlinker_redis.names import Names
 from kvlinker_redis.options import RedisStoreOptions
+from kvlinker_redis.values import Command, Reply
 
 __all__ = ["MAX_COMMANDS", "StoreState", "checksum", "parts_of", "run_in_parts"]
 

@@ -16,11 +16,11 @@ from kvlinker.store import (
     WriteBatch,
     WriteStatus,
 )
-from kvlinker_redis.clients import Command, Reply
 from kvlinker_redis.options import RedisStoreOptions
 from kvlinker_redis.replies import expect_number
 from kvlinker_redis.sessions import RedisReadSession
 from kvlinker_redis.state import StoreState, run_in_parts
+from kvlinker_redis.values import Command, Reply
 from kvlinker_redis.writing import MAX_OBJECT_BYTES, write_batches
 
 __all__ = ["RedisStore"]

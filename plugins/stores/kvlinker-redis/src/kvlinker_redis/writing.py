@@ -20,10 +20,10 @@ from kvlinker.errors import StoreClosedError, StoreError
 from kvlinker.frames import FrameLayout, encode_headers
 from kvlinker.spans import BufferSpan
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
-from kvlinker_redis.clients import Command, Reply
 from kvlinker_redis.headers import Wanted, look_at
 from kvlinker_redis.replies import is_full, is_gone
 from kvlinker_redis.state import MAX_COMMANDS, StoreState, checksum, parts_of, run_in_parts
+from kvlinker_redis.values import Command, Reply
 
 __all__ = ["DRAFT_SECONDS", "MAX_OBJECT_BYTES", "write_batches"]
 
@@ -155,7 +155,7 @@ class _Writer:
         ]
         # Noted before it is known: a call that was given up may have been done all the same.
         work.drafts += numbers
-        replies = self._state.writes.run(commands)
+        replies = self._state.writes.send_values(commands)
         for at, reply in zip(numbers, replies, strict=True):
             if isinstance(reply, Exception) or not reply:
                 work.drafts.remove(at)
