@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicCache
 
 from kvlinker.errors import ContractError, UnsupportedOperationError
 from kvlinker_transformers.engine.allocation import pools_for_config
+from kvlinker_transformers.engine.cache import PagedCache
 from kvlinker_transformers.engine.codecs import PlainRows
 from kvlinker_transformers.engine.geometry import LatentGeometry, V4Geometry, read_geometry
 from kvlinker_transformers.engine.pools_latent import DSAPools
@@ -233,6 +234,40 @@ def test_jamba_is_never_run_over_several_tokens_behind_others(make_model: MakeMo
 
     with pytest.raises(ContractError, match="over 3 tokens this model forgets the state of those"):
         model(torch.ones(1, 3, dtype=torch.int64), cache=request.cache, use_cache=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda cache: cache.get_conv_state(0, 1), "one state of each kind, .* number 1"),
+        (lambda cache: cache.get_recurrent_state(0), "layer 0: the pools keep no recurrence"),
+        (lambda cache: cache.get_conv_state(1), r"layer 1 keeps pages .* \[0, 2, 4\] keep states"),
+        (
+            lambda cache: cache.update_conv_state(torch.zeros(1, 64, 1), 0, conv_kernel_size=4),
+            "a window of 3 tokens, the model reads 4",
+        ),
+    ],
+)
+def test_a_state_that_the_pools_do_not_keep_is_refused(
+    make_model: MakeModel, call: Callable[[PagedCache], object], message: str
+) -> None:
+    model = make_model("lfm2")
+    pools = pools_for_config(model.config, pages=4)
+    request = PagedRequest(model, pools, IndexSpaces(pools))
+    request.feed([3, 4])
+
+    with pytest.raises(ContractError, match=message):
+        call(request.cache)
+
+
+def test_a_recurrence_before_the_first_token_is_refused(make_model: MakeModel) -> None:
+    model = make_model("qwen3_next")
+    pools = pools_for_config(model.config, pages=4)
+    cache = PagedRequest(model, pools, IndexSpaces(pools)).cache
+
+    assert cache.get_recurrent_state(0) is None
+    with pytest.raises(ContractError, match="layer 0: the model keeps a recurrence before it has"):
+        cache.update_recurrent_state(torch.zeros(1, 2, 128, 128), 0)
 
 
 def test_a_model_in_another_dtype_than_its_configuration_finds_no_place_for_its_states() -> None:
