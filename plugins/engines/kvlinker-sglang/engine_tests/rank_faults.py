@@ -22,11 +22,11 @@ FEWER = 3
 """Of them that every rank has, where one rank alone could not store the rest."""
 LOOKUPS = ("deny", "hang", "raise")
 """What goes wrong when one rank asks its store what is there."""
-LOADS = ("corrupt", "evict", "hang", "raise")
+LOADS = ("evict", "hang", "raise")
 """What goes wrong when one rank reads what it was promised."""
 OFFLOADS = ("full", "hang", "raise")
 """What goes wrong when one rank writes."""
-_CALLS = MappingProxyType({"corrupt": "open_read", "evict": "open_read"})
+_CALLS = MappingProxyType({"evict": "open_read"})
 _LIMITS = MappingProxyType(
     {
         "breaker_seconds": 0.001,

@@ -16,6 +16,8 @@ from engine_frame.state_trees import StateTree
 from engine_frame.trees import PAGES, Kind, Restored, Tree
 from engine_reads import Rows, contents, fill_at_random, overwrite, state_rows
 from real_pools import heads_pool, latent_pool, publish_configuration, v4_pool
+from sglang.srt.layers.dcp.layout import maybe_dcp_kernel_indices
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_parallel
 
@@ -46,6 +48,8 @@ class Ranks:
     """Ranks that split attention heads."""
     cp: int = 1
     """Groups of such ranks that split the tokens of a prompt while it is computed."""
+    dcp: int = 1
+    """Neighbours among those that split heads that take the slots of a page in turn."""
     stages: tuple[tuple[int, int], ...] = ()
     """Global layers [start, end) of each stage of a pipeline, where there is one."""
     are_alike: bool = False
@@ -67,6 +71,8 @@ class Ranks:
 
     def share(self, rank: int) -> int:
         """Return the number of a rank's share of pages: groups that split tokens keep the same in the end."""
+        if self.dcp > 1:
+            return 1 + rank % self.dcp
         return 10 * self.stage(rank) + (1 if self.are_alike else 1 + rank % self.tp)
 
     def places(self, rank: int) -> Mapping[str, int]:
@@ -80,6 +86,11 @@ class Ranks:
             "attn_cp_size": self.cp,
             "attn_cp_rank": place // self.tp,
             "moe_tp_size": self.stage_size,
+            "dcp_size": self.dcp,
+            "dcp_enabled": self.dcp > 1,
+            "dcp_rank": place % self.dcp,
+            "attn_dcp_size": self.dcp,
+            "attn_dcp_rank": place % self.dcp,
         }
 
     def groups(self, rank: int) -> Mapping[str, object]:
@@ -119,6 +130,25 @@ class StageTree(Tree):
             "mla": Kind(make=mla, page_size=16),
             "v4": Kind(make=v4, page_size=256, window=128),
         }
+
+
+@dataclass(kw_only=True)
+class ShareTree(Tree):
+    """The tree of a rank that takes the slots of a page in turn with others, as SGLang sizes pool and allocator."""
+
+    ranks: int
+    rank: int
+
+    def kinds(self) -> Mapping[str, Kind]:
+        """See Tree."""
+        mla = partial(latent_pool, pages=PAGES, page_size=16)
+        return {"mla": Kind(make=mla, page_size=16 * self.ranks)}
+
+    def rows(self, slots: torch.Tensor) -> list[Rows]:
+        """Return the rows in which SGLang keeps the rank's share of whole pages."""
+        numbers = maybe_dcp_kernel_indices(slots, self.ranks, self.rank)
+        assert isinstance(self.pool, MLATokenToKVPool)
+        return [Rows(buffer, numbers) for buffer in self.pool.kv_buffer]
 
 
 @dataclass(kw_only=True)
@@ -226,6 +256,8 @@ def worker_of(
 def _tree_of(ranks: Ranks, rank: int) -> Tree:
     if ranks.states:
         return StateTree(name=ranks.kind, core=ranks.core)
+    if ranks.dcp > 1:
+        return ShareTree(name=ranks.kind, core=ranks.core, ranks=ranks.dcp, rank=rank % ranks.dcp)
     if ranks.stages:
         return StageTree(name=ranks.kind, core=ranks.core, layers=ranks.stages[ranks.stage(rank)])
     return Tree(name=ranks.kind, core=ranks.core)

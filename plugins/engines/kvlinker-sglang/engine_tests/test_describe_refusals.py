@@ -140,7 +140,7 @@ def test_rocm_is_refused_whatever_the_pool(
 
 @pytest.mark.refuses(engine="sglang")
 def test_slots_that_are_split_over_ranks_are_refused(refused: Refused) -> None:
-    pool = latent_pool()
+    pool = heads_pool()
 
     with (
         get_parallel().override(attn_dcp_size=2),

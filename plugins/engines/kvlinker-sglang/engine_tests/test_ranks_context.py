@@ -1,4 +1,4 @@
-"""Ranks that split the tokens of a prompt: after prefill each has all of them, so that one of them writes."""
+"""Ranks that split the tokens of a prompt, each of which has all in the end, and ranks that take slots in turn."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 from pool_groups import installed_plugins
 from rank_jobs import PAGES, Servers, objects_in, restored
 from rank_trees import Ranks
-from real_pools import heads_pool
+from real_pools import heads_pool, latent_pool
 from sglang.srt.runtime_context import get_parallel
 
 from kvlinker.description import DescribeRequest, KVCacheDescription
+from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker.selection import describe_cache
 from kvlinker_sglang.describe.requests import DRAFTS_BESIDE
 
@@ -118,3 +119,65 @@ def test_k3_heads_of_a_draft_may_be_split_over_groups_so_that_each_rank_stores_i
             ("tp", 1, 2),
         ]
         assert replication.is_writer(role)
+
+
+# ---- decode -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tp", "dcp"), [(2, 2), (4, 2), (4, 4)])
+def test_k3_slots_that_ranks_take_in_turn_are_found_by_as_many_after_a_restart(
+    servers: Servers, tp: int, dcp: int
+) -> None:
+    ranks = Ranks(kind="mla", tp=tp, dcp=dcp)
+
+    kept, folder = servers(ranks)
+    found = restored(ranks, folder)
+
+    # Each share is written once, by the first group of ranks that take turns.
+    assert len({rank.kept.digest for rank in kept}) == dcp
+    assert [rank.written for rank in kept] == [PAGES] * dcp + [0] * (tp - dcp)
+    assert objects_in(folder) == dcp * PAGES
+    assert all(after.has(rank) for after, rank in zip(found, kept, strict=True))
+
+
+@pytest.mark.parametrize(("tp", "dcp"), [(2, 1), (4, 4)])
+def test_k3_slots_that_are_taken_in_turn_by_more_or_fewer_miss(
+    servers: Servers, tp: int, dcp: int
+) -> None:
+    _, folder = servers(Ranks(kind="mla", tp=2, dcp=2))
+
+    found = restored(Ranks(kind="mla", tp=tp, dcp=dcp, are_alike=True), folder)
+
+    assert all(rank.is_nothing for rank in found)
+
+
+def test_k3_more_groups_of_ranks_that_take_turns_find_what_one_group_stored(
+    servers: Servers,
+) -> None:
+    kept, folder = servers(Ranks(kind="mla", tp=2, dcp=2))
+
+    found = restored(Ranks(kind="mla", tp=4, dcp=2), folder)
+
+    assert all(after.has(kept[rank % 2]) for rank, after in enumerate(found))
+
+
+def test_drafts_beside_slots_that_are_taken_in_turn_are_refused() -> None:
+    pool, draft = latent_pool(page_size=8), latent_pool(page_size=8, layers=1)
+
+    with (
+        get_parallel().override(**Ranks(kind="mla", tp=2, dcp=2).places(0)),
+        pytest.raises(UnsupportedKVCacheError, match=r"1 draft pools beside latents .* 2 ranks"),
+    ):
+        described(pool, draft)
+
+
+@pytest.mark.parametrize("places", [{"attn_dcp_rank": 1}, {"attn_tp_rank": 1}])
+def test_turns_that_are_not_taken_by_neighbours_are_refused(places: dict[str, int]) -> None:
+    pool = latent_pool(page_size=8)
+    usual = Ranks(kind="mla", tp=2, dcp=2).places(0)
+
+    with (
+        get_parallel().override(**{**usual, **places}),
+        pytest.raises(UnsupportedKVCacheError, match="described are whole groups of neighbours"),
+    ):
+        described(pool)

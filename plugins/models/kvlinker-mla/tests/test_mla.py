@@ -146,6 +146,50 @@ def test_b08_every_byte_of_a_page_comes_back_in_other_pages_drafts_included(
     check_round_trip(group, description, page_rows, {"kv": {1: 4, 5: 0, 2: 2}})
 
 
+# ---- shares of pages --------------------------------------------------------------------------
+
+
+def share(rank: int, *, count: int = PAGE // 2, ranks: int = 2) -> KVCacheDescription:
+    """Return the cache of a rank that takes the slots of a page in turn with others."""
+    description = describe(
+        row_bytes=count * 1152, allocate=lambda _, size: tensor_span(PAGES, size)
+    )
+    axes = (RankAxis(name="dcp", rank=rank, size=ranks),)
+    replication = Replication(axes=axes, sharded_over={"latent": frozenset({"dcp"})})
+    return with_facts(replace(description, replication=replication), latents_in_row=count)
+
+
+def test_k3_a_share_of_a_page_is_a_row_of_its_own_rank() -> None:
+    for rank in range(2):
+        group = check_strategy(kvlinker_mla, share(rank))
+
+        (entry,) = group.entries
+        assert (entry.rows_are_pages, entry.page_size, entry.page_bytes) == (True, 16, 3 * 8 * 1152)
+        assert entry.rank_axes == (RankAxis(name="dcp", rank=rank, size=2),)
+        assert entry.is_writer
+        assert entry.prepare_locations(range(16, 48)).row.tolist() == [1, 2]
+
+
+def test_shares_that_make_no_page_are_refused() -> None:
+    for description in (
+        share(0, count=4),
+        share(0, ranks=4),
+        with_facts(describe(), latents_in_row=8),
+    ):
+        with pytest.raises(
+            ContractError, match=r"latents_in_row \d+ on each of \d ranks .* do not make a page"
+        ):
+            kvlinker_mla.match_kv_cache(description)
+
+
+def test_drafts_beside_shares_are_refused() -> None:
+    description = share(0)
+    buffers = {**description.buffers, "draft_latent": (tensor_span(PAGES, 8 * 1152),)}
+
+    with pytest.raises(UnsupportedKVCacheError, match=r"1 drafts .* without drafts and scales"):
+        kvlinker_mla.match_kv_cache(replace(description, buffers=buffers))
+
+
 # ---- scales -----------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvlinker.description import KVCacheDescription
 from kvlinker.entries import DevicePoolEntry
+from kvlinker.errors import ContractError, UnsupportedKVCacheError
 from kvlinker.hookspecs import ModelConfig, ModelConfigRequest, PluginInfo, StrategyMatch, hookimpl
 from kvlinker.layouts import (
     draft_count,
@@ -24,6 +25,7 @@ from kvlinker_mla.formats import (
     FACTS,
     FAMILY,
     LATENT_VALUES,
+    LATENTS_IN_ROW,
     PACKED,
     SCALED,
     VALUE_BYTES,
@@ -40,6 +42,8 @@ __all__ = [
 
 LAYOUT = "mla/1"
 """Goes into every key: raise it when the bytes of a page object change."""
+_SHARES = "dcp"
+"""Axis of the ranks that take the slots of a page in turn."""
 
 
 @hookimpl
@@ -70,7 +74,8 @@ def build_direct_linker_pool_group(description: KVCacheDescription) -> DevicePoo
     """
     _check(description)
     kv_format = text_fact(description, "kv_format")
-    entries = [_entry(description, "kv", "latent", kv_format, rows_are_pages=False)]
+    shares = _latents_in_row(description) is not None
+    entries = [_entry(description, "kv", "latent", kv_format, rows_are_pages=shares)]
     if kv_format == SCALED:
         # An entry of its own: a page of scales is one row, and those of the latents are slots.
         scales = f"{kv_format}_scale"
@@ -126,6 +131,12 @@ def _check(description: KVCacheDescription) -> None:
     for role, size in sizes.items():
         role_spans(description, role, count=len(description.layers), row_bytes=size)
         role_spans(description, f"draft_{role}", count=count, per="draft layer", row_bytes=size)
+    if _latents_in_row(description) is not None and (count or "latent_scale" in sizes):
+        msg = (
+            f"family {FAMILY!r}: {count} drafts and the roles {list(roles)} beside {LATENTS_IN_ROW}; "
+            f"shares of pages are laid out without drafts and scales"
+        )
+        raise UnsupportedKVCacheError(msg)
     if "latent_scale" in sizes:
         for prefix in ("", "draft_"):
             require_page_rows(
@@ -137,13 +148,33 @@ def _check(description: KVCacheDescription) -> None:
 
 
 def _row_sizes(description: KVCacheDescription) -> dict[str, int]:
-    """Return the roles of a target in the stated format, with the bytes of a row: a slot, or a page of scales."""
+    """Return a target's roles in the stated format, with the bytes of a row: a slot, a share, or a page of scales."""
     kv_format = text_fact(description, "kv_format", known=(*VALUE_BYTES, PACKED, SCALED))
     values = _latent_values(description)
-    sizes = {"latent": row_bytes(kv_format, values)}
+    sizes = {"latent": row_bytes(kv_format, values) * (_latents_in_row(description) or 1)}
     if kv_format == SCALED:
         sizes["latent_scale"] = description.page_size * scale_bytes(values)
     return sizes
+
+
+def _latents_in_row(description: KVCacheDescription) -> int | None:
+    """Return the latents in a row that is a rank's share of a page; None where rows are slots.
+
+    Raises:
+        ContractError: the shares of all ranks do not make a page.
+    """
+    if LATENTS_IN_ROW not in description.facts:
+        return None
+    count = integer_fact(description, LATENTS_IN_ROW)
+    axes = {axis.name: axis.size for axis in description.replication.axes_of("latent")}
+    ranks = axes.get(_SHARES, 1)
+    if count * ranks != description.page_size:
+        msg = (
+            f"family {FAMILY!r}: {LATENTS_IN_ROW} {count} on each of {ranks} ranks of the axis {_SHARES!r} do not make "
+            f"a page of {description.page_size} slots; shard 'latent' over that axis"
+        )
+        raise ContractError(msg)
+    return count
 
 
 def _latent_values(description: KVCacheDescription) -> int:

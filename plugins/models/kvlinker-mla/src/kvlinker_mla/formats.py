@@ -10,6 +10,7 @@ from kvlinker.errors import ContractError
 __all__ = [
     "FACTS",
     "FAMILY",
+    "LATENTS_IN_ROW",
     "LATENT_VALUES",
     "PACKED",
     "PACKED_ROW_BYTES",
@@ -20,7 +21,9 @@ __all__ = [
 ]
 
 FAMILY = "mla"
-FACTS = ("kv_format", "latent_values")
+LATENTS_IN_ROW = "latents_in_row"
+"""Fact: latents in a row that is a rank's share of a page, where ranks take the slots of a page in turn."""
+FACTS = ("kv_format", "latent_values", LATENTS_IN_ROW)
 """What a description states; another fact may change what the bytes mean."""
 LATENT_VALUES = 512 + 64
 """Values of a slot, latent and rope (config.json of DeepSeek V3: kv_lora_rank, qk_rope_head_dim)."""

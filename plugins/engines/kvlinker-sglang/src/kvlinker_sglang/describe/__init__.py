@@ -26,7 +26,7 @@ from kvlinker.description import DescribeRequest, KVCacheDescription
 from kvlinker_sglang.describe.classes import class_name, is_of_sglang
 from kvlinker_sglang.describe.deepseek_v4 import POOL as V4_POOL
 from kvlinker_sglang.describe.deepseek_v4 import describe as describe_v4
-from kvlinker_sglang.describe.engine import require_platform
+from kvlinker_sglang.describe.engine import require_platform, require_whole_pages
 from kvlinker_sglang.describe.heads import POOL as HEADS_POOL
 from kvlinker_sglang.describe.heads import describe as describe_heads
 from kvlinker_sglang.describe.hybrids import POOL as HYBRID_POOL
@@ -92,6 +92,8 @@ def describe_pool(pool: object, request: DescribeRequest) -> KVCacheDescription 
         raise refusal_of(pool)
     check_request(request)
     require_platform()
+    if describe is not describe_latent:
+        require_whole_pages()
     if describe not in (describe_hybrid, describe_qsa):
         require_no_states(pool, request)
     return describe(pool, request)

@@ -10,13 +10,17 @@ from kvlinker.errors import UnsupportedKVCacheError
 
 __all__ = [
     "heads_split_over_ranks",
+    "ranks_of_a_page",
     "replicated_on_all_ranks",
     "require_platform",
+    "require_whole_pages",
     "sharded_over_all_ranks",
+    "slots_dealt_over_ranks",
 ]
 
-_HEADS, _TOKENS = "tp", "cp"
-"""Names of axes: ranks that split attention heads, and groups of them that split the tokens of a prompt."""
+_HEADS, _TOKENS, _SLOTS = "tp", "cp", "dcp"
+"""Names of axes: ranks that split attention heads, groups of them that split the tokens of a prompt, and neighbours
+that take the slots of a page in turn."""
 
 
 class _Parallel(Protocol):
@@ -27,6 +31,7 @@ class _Parallel(Protocol):
     attn_cp_size: int
     attn_cp_rank: int
     attn_dcp_size: int
+    attn_dcp_rank: int
 
 
 def require_platform() -> None:
@@ -43,6 +48,52 @@ def require_platform() -> None:
             "and none of them is described; run on CUDA or CPU"
         )
         raise UnsupportedKVCacheError(msg)
+
+
+def ranks_of_a_page() -> int:
+    """Return how many ranks take the slots of a page in turn: 1 without decode context parallelism."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel: _Parallel = get_parallel()
+    return parallel.attn_dcp_size
+
+
+def require_whole_pages() -> None:
+    """Refuse ranks that take the slots of a page in turn, where each one's share is not described.
+
+    Raises:
+        UnsupportedKVCacheError: there are such ranks.
+    """
+    if (ranks := ranks_of_a_page()) > 1:
+        msg = (
+            f"decode context parallelism over {ranks} ranks splits the slots of a page among them, which is described "
+            f"for the latents of a plain MLATokenToKVPool alone; run SGLang without --dcp-size"
+        )
+        raise UnsupportedKVCacheError(msg)
+
+
+def slots_dealt_over_ranks(roles: Iterable[str]) -> Replication:
+    """Say that neighbours take the slots of a page in turn, and that every group of them has the same.
+
+    Raises:
+        UnsupportedKVCacheError: neighbours are placed otherwise than SGLang's publisher of ranks does it.
+    """
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel: _Parallel = get_parallel()
+    size, rank = parallel.attn_dcp_size, parallel.attn_dcp_rank
+    group, place = divmod(parallel.attn_tp_rank, size) if parallel.attn_tp_size > 1 else (0, 0)
+    if parallel.attn_tp_size % size or place != rank or parallel.attn_cp_size > 1:
+        msg = (
+            f"rank {rank} of {size} that take the slots of a page in turn is rank {parallel.attn_tp_rank} of "
+            f"{parallel.attn_tp_size} that split heads, in one of {parallel.attn_cp_size} groups that split tokens; "
+            f"described are whole groups of neighbours; run SGLang without --dcp-size"
+        )
+        raise UnsupportedKVCacheError(msg)
+    axes = [RankAxis(name=_SLOTS, rank=rank, size=size)]
+    if (groups := parallel.attn_tp_size // size) > 1:
+        axes.append(RankAxis(name=_HEADS, rank=group, size=groups))
+    return Replication(axes=tuple(axes), sharded_over=dict.fromkeys(roles, frozenset({_SLOTS})))
 
 
 def sharded_over_all_ranks() -> Replication:
@@ -77,13 +128,8 @@ def _axes() -> tuple[RankAxis, ...]:
     """
     from sglang.srt.runtime_context import get_parallel
 
+    require_whole_pages()
     parallel: _Parallel = get_parallel()
-    if parallel.attn_dcp_size > 1:
-        msg = (
-            f"decode context parallelism over {parallel.attn_dcp_size} ranks splits the slots of a page among them, "
-            f"and its virtual slots are not described; run SGLang without --dcp-size"
-        )
-        raise UnsupportedKVCacheError(msg)
     axes = []
     if parallel.attn_tp_size > 1:
         axes.append(RankAxis(name=_HEADS, rank=parallel.attn_tp_rank, size=parallel.attn_tp_size))

@@ -9,12 +9,17 @@ from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker_sglang.describe.buffers import (
     HeldTensors,
     attention_layers,
+    page_rows,
     require_same_facts,
     spans_of,
     value_format,
 )
 from kvlinker_sglang.describe.classes import changed, class_name
-from kvlinker_sglang.describe.engine import replicated_on_all_ranks
+from kvlinker_sglang.describe.engine import (
+    ranks_of_a_page,
+    replicated_on_all_ranks,
+    slots_dealt_over_ranks,
+)
 from kvlinker_sglang.describe.refusals import require_class
 from kvlinker_sglang.describe.requests import draft_pools, require_page_size
 
@@ -45,6 +50,8 @@ class LatentPool(Protocol):
 
 def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
     """Return the description of a worker's pool and its drafts; see `describe_pool`."""
+    if (ranks := ranks_of_a_page()) > 1:
+        return _share(pool, request, ranks)
     target = latent_pool(pool, "the pool", request)
     facts = latent_facts(target, "the pool")
     drafts = []
@@ -65,13 +72,50 @@ def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
     )
 
 
+def _share(pool: object, request: DescribeRequest, ranks: int) -> KVCacheDescription:
+    """Return the description of a rank's share of pages whose slots ranks take in turn.
+
+    SGLang keeps slot s in row s // ranks of rank s % ranks (`maybe_dcp_kernel_indices`): a page of the tree is a page
+    of the pool on each rank, at the same number, and so one row here. No slot needs a translation of its own.
+
+    Raises:
+        UnsupportedKVCacheError: there are drafts, whose slots are not taken in turn.
+    """
+    target = latent_pool(pool, "the pool", request, ranks=ranks)
+    if drafts := draft_pools(request):
+        msg = (
+            f"{len(drafts)} draft pools beside latents whose slots {ranks} ranks take in turn are not described; "
+            f"run SGLang without --dcp-size, or without speculative decoding"
+        )
+        raise UnsupportedKVCacheError(msg)
+    count = target.page_size
+    latents = spans_of("latent", lambda: [page_rows(held, count) for held in target.kv_buffer])
+    return KVCacheDescription(
+        family="mla",
+        page_size=request.page_size,
+        buffers={"latent": latents},
+        layers=attention_layers(target.start_layer, target.layer_num),
+        logical_pools=(LogicalPool(name="kv", page_size=request.page_size),),
+        facts={**latent_facts(target, "the pool"), "latents_in_row": count},
+        replication=slots_dealt_over_ranks(["latent"]),
+    )
+
+
 def latents_of(pool: LatentPool) -> HeldTensors:
     """Return what reads a pool's latents."""
     return lambda: pool.kv_buffer
 
 
-def latent_pool(pool: object, where: str, request: DescribeRequest) -> LatentPool:
+def latent_pool(
+    pool: object, where: str, request: DescribeRequest, *, ranks: int = 1
+) -> LatentPool:
     """Return a pool after checking that it is one of latents in pages of the tree's.
+
+    Args:
+        pool: checked.
+        where: its place, in the message.
+        request: says how long the tree's pages are.
+        ranks: that take the slots of such a page in turn.
 
     Raises:
         UnsupportedKVCacheError: it is of another class, or keeps its values in another way.
@@ -80,7 +124,7 @@ def latent_pool(pool: object, where: str, request: DescribeRequest) -> LatentPoo
     require_class(pool, POOL, where)
     if not isinstance(pool, LatentPool):
         raise changed(pool, LatentPool)
-    require_page_size(pool, pool.page_size, request)
+    require_page_size(pool, pool.page_size * ranks, request)
     if pool.use_dsa or pool.kv_scale_buffer is not None or pool.dcp_replicated:
         msg = (
             f"{where}, a {class_name(pool)}, keeps a sparse-attention latent, scales or virtual slots, which are not "
