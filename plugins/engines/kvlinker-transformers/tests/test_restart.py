@@ -57,6 +57,7 @@ FEW_WINDOWS_OF_16 = (17, 40, 41, 65, 129)
 # On both sides of every page up to four of them, and of windows of 40 and 128.
 WINDOWS_OF_16 = (15, 16, 17, 31, 32, 33, 39, 40, 41, 47, 48, 49, 63, 64, 65, 127, 128, 129)
 FEW_OF_64 = (64, 65, 128, 129, 193)
+STATES_OF_64 = (63, 64, 65, 127, 128, 129, 192, 193)
 HEAD_MAJOR = {"head_major": True}
 FP8 = {"kv_format": "fp8_e4m3fn"}
 PACKED = {"kv_format": "fp8_packed_656"}
@@ -82,6 +83,14 @@ CASES: Mapping[str, Case] = {
     "dsa_shared_index_bf16": Case("glm_moe_dsa", 64, PAGES_OF_64),
     "dsa_shared_index_fp8_packed": Case("glm_moe_dsa", 64, PAGES_OF_64, PACKED),
     "v4_fp8": Case("deepseek_v4", 256, PAGES_OF_256),
+    # Gated DeltaNet folds 64 tokens at a time.
+    "states_gdn_bf16": Case("qwen3_next", 16, PAGES_OF_16),
+    "states_gdn_fp32": Case("qwen3_next", 16, FEW_OF_16, dtype=torch.float32),
+    "states_gdn_head_major_fp8": Case("qwen3_next", 16, FEW_OF_16, {**HEAD_MAJOR, **FP8}),
+    "states_kda_bf16": Case("kimi_linear", 64, STATES_OF_64),
+    "states_kda_fp8_packed": Case("kimi_linear", 64, FEW_OF_64, PACKED),
+    "states_mamba_bf16": Case("jamba", 16, PAGES_OF_16),
+    "states_conv_bf16": Case("lfm2", 16, PAGES_OF_16),
 }
 LENGTHS = [(name, length) for name, case in CASES.items() for length in case.lengths]
 
