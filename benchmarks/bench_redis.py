@@ -230,6 +230,7 @@ def rows_of(what: str, times: Times, moved: int) -> Iterator[Row]:
         ratio=times.ratio("client", "ours"),
         figures=times.figures("client", "ours"),
         target=TARGET,
+        why_missed="the client stops at bytes; the store also checks them and copies them to scattered pages",
     )
     if moved:
         yield Row(

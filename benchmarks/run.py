@@ -24,6 +24,7 @@ SCRIPTS = (
     "bench_peers",
     "bench_lookup",
     "bench_file_index",
+    "bench_redis",
     "bench_startup",
 )
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"

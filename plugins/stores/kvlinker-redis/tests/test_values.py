@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from redis import exceptions
 
-from kvlinker_redis.values import packed, receive_values, values_of
+from kvlinker.errors import StoreError
+from kvlinker_redis.blocks import Blocks
+from kvlinker_redis.values import packed, receive_values, room_for, values_of
 
 SIZE = 40
 VALUES = st.binary(min_size=SIZE, max_size=SIZE) | st.binary(max_size=SIZE)
@@ -41,7 +44,8 @@ def test_t4_replies_stand_in_order_however_they_are_cut(
 ) -> None:
     stream = b"".join(spoken(kind, reply) for kind, reply in replies)
 
-    values = receive_values(Wire(stream, pieces), len(replies), SIZE)
+    block = np.empty(room_for(len(replies), SIZE), dtype=np.uint8)
+    values = receive_values(Wire(stream, pieces), len(replies), SIZE, block)
 
     found = zip(values.replies, values.starts.tolist(), replies, strict=True)
     for value, start, (kind, reply) in found:
@@ -72,12 +76,17 @@ def test_t4_replies_stand_in_order_however_they_are_cut(
 )
 def test_t1_a_stream_of_something_else_is_given_up(stream: bytes, reason: str) -> None:
     with pytest.raises(exceptions.ConnectionError, match=reason):
-        receive_values(Wire(stream, []), 1, SIZE)
+        receive_values(Wire(stream, []), 1, SIZE, np.empty(room_for(1, SIZE), dtype=np.uint8))
 
 
 def test_a_server_that_loads_its_data_is_not_ready_yet() -> None:
     with pytest.raises(exceptions.BusyLoadingError):
-        receive_values(Wire(b"-LOADING Redis is loading the dataset\r\n", []), 1, SIZE)
+        receive_values(
+            Wire(b"-LOADING Redis is busy\r\n", []),
+            1,
+            SIZE,
+            np.empty(room_for(1, SIZE), dtype=np.uint8),
+        )
 
 
 def test_commands_are_packed_and_values_are_sent_from_where_they_lie() -> None:
@@ -94,11 +103,29 @@ def test_commands_are_packed_and_values_are_sent_from_where_they_lie() -> None:
 
 def test_replies_that_came_as_bytes_are_values_too() -> None:
     error = exceptions.ResponseError("WRONGTYPE")
+    block = np.zeros(5, dtype=np.uint8)
 
-    values = values_of([b"abc", error, b"", b"de"])
+    values = values_of([b"abc", error, b"", b"de"], 3, block)
 
-    assert values.block.tobytes() == b"abcde"
+    assert block.tobytes() == b"abcde"
     assert values.starts.tolist() == [0, 3, 3, 3]
     assert [bytes(v) if isinstance(v, memoryview) else v for v in values.replies] == [
         *(b"abc", error, b"", b"de")
     ]
+    with pytest.raises(StoreError, match="2 B were asked for, and 3 B came"):
+        values_of([b"abc"], 2, block)
+
+
+def test_a_block_is_lent_to_one_at_a_time_and_used_again() -> None:
+    blocks = Blocks(largest=100)
+
+    with blocks.lent(80) as first, blocks.lent(50) as second:
+        assert (len(first), len(second)) == (80, 50)
+        assert not np.shares_memory(first, second)
+    with blocks.lent(60) as third, blocks.lent(40) as fourth:
+        assert np.shares_memory(third, first)
+        assert np.shares_memory(fourth, second)
+    with blocks.lent(200) as long:
+        pass
+    with blocks.lent(200) as longer:
+        assert not np.shares_memory(long, longer)

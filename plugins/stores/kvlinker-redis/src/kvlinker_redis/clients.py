@@ -7,6 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvlinker.errors import KVLinkerError, StoreError
 from kvlinker_redis.connections import SocketPool, credentials_of
 from kvlinker_redis.options import RedisStoreOptions
@@ -37,13 +40,11 @@ class Client(ABC):
         """Send commands with large arguments; see `run`."""
         return self.run(commands)
 
-    def read_values(self, commands: Sequence[Command], size: int) -> Values:
-        """Send commands that are all answered with values of at most `size` bytes; see `run`."""
-        values = values_of(self.run(commands))
-        if len(values.block) > len(commands) * size:
-            msg = f"redis store: {len(commands)} values of {size} B came as {len(values.block)} B"
-            raise StoreError(msg)
-        return values
+    def read_values(
+        self, commands: Sequence[Command], size: int, block: NDArray[np.uint8]
+    ) -> Values:
+        """Send commands that are all answered with values of at most `size` bytes, into a block; see `run`."""
+        return values_of(self.run(commands), size, block)
 
     @abstractmethod
     def nodes(self) -> Sequence[Client]:
@@ -89,9 +90,11 @@ class SocketClient(ServerClient):
         """See Client."""
         return _checked(self._pool.send_values(commands), len(commands))
 
-    def read_values(self, commands: Sequence[Command], size: int) -> Values:
+    def read_values(
+        self, commands: Sequence[Command], size: int, block: NDArray[np.uint8]
+    ) -> Values:
         """See Client."""
-        return self._pool.read_values(commands, size)
+        return self._pool.read_values(commands, size, block)
 
 
 class ClusterClient(Client):

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvlinker.errors import StoreError
 from kvlinker_redis.address import Address, SecretReference
 from kvlinker_redis.values import Command, Reply, Values, packed, receive_values
@@ -41,8 +44,10 @@ class SocketPool:
             connection.send_packed_command(packed(commands))
             return [_reply(connection) for _ in commands]
 
-    def read_values(self, commands: Sequence[Command], size: int) -> Values:
-        """Send commands that are all answered with values of at most `size` bytes.
+    def read_values(
+        self, commands: Sequence[Command], size: int, block: NDArray[np.uint8]
+    ) -> Values:
+        """Send commands that are all answered with values of at most `size` bytes, for which a block has room.
 
         Raises:
             Exception: whatever redis-py raises where a connection fails.
@@ -52,7 +57,7 @@ class SocketPool:
         with self._connection() as connection:
             connection.send_packed_command(packed(commands))
             try:
-                return receive_values(self._sockets[connection], len(commands), size)
+                return receive_values(self._sockets[connection], len(commands), size, block)
             except TimeoutError as error:
                 msg = "the server was silent within an answer"
                 raise exceptions.TimeoutError(msg) from error

@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvlinker.errors import StoreClosedError, StoreError, StoreTimeoutError
 from kvlinker_redis.breaker import Breaker
 from kvlinker_redis.clients import Client, is_refusal, open_client
@@ -71,9 +74,11 @@ class RedisLane:
         """Return one reply for each command with a large argument; see `run`."""
         return self._guarded(lambda client: client.send_values(commands))
 
-    def read_values(self, commands: Sequence[Command], size: int) -> Values:
-        """Return what commands are answered with that all ask for values of at most `size` bytes; see `run`."""
-        return self._guarded(lambda client: client.read_values(commands, size))
+    def read_values(
+        self, commands: Sequence[Command], size: int, block: NDArray[np.uint8]
+    ) -> Values:
+        """Return the values that commands ask for, of at most `size` bytes each, in a block; see `run`."""
+        return self._guarded(lambda client: client.read_values(commands, size, block))
 
     def run_everywhere(self, commands: Sequence[Command]) -> list[list[Reply]]:
         """Return the replies of each server that has keys; see `run`."""

@@ -19,7 +19,7 @@ from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 from kvlinker_redis.headers import FoundPart, Wanted, look_at
 from kvlinker_redis.replies import expect_view, is_other_type
 from kvlinker_redis.state import MAX_COMMANDS, StoreState, checksum, parts_of, run_in_parts
-from kvlinker_redis.values import Command, Values
+from kvlinker_redis.values import Command, Values, room_for
 
 __all__ = ["RedisReadSession"]
 
@@ -123,17 +123,25 @@ class RedisReadSession(ReadSession):
             ("GETRANGE", self._names[at], first, first + piece.size - 1)
             for at in positions.tolist()
         ]
-        values = self._state.reads.read_values(commands, piece.size)
+        with self._state.blocks.lent(room_for(len(commands), piece.size)) as block:
+            values = self._state.reads.read_values(commands, piece.size, block)
+            self._take(part, numbers, piece, values, memory)
+
+    def _take(
+        self,
+        part: FoundPart,
+        numbers: IndexArray,
+        piece: _Piece,
+        values: Values,
+        memory: DeviceAccess,
+    ) -> None:
+        """Copy those values to their pages that are right; look again at the others."""
+        positions = part.positions[numbers]
         views = [
             _NOTHING if is_other_type(reply) else expect_view(reply, "GETRANGE")
             for reply in values.replies
         ]
-        is_right = np.array(
-            [
-                _is_right(part.headers, number, piece, view)
-                for number, view in zip(numbers.tolist(), views, strict=True)
-            ]
-        )
+        is_right = _are_right(part.headers, numbers, piece, views)
         self._look_again(part, numbers[~is_right])
         if is_right.any():
             plan, chosen = piece.plan, positions[is_right]
@@ -191,15 +199,26 @@ def _alike(part: FoundPart) -> Iterator[IndexArray]:
         yield from np.split(everything, len(everything))
 
 
-def _is_right(headers: FrameHeaders, number: int, piece: _Piece, view: memoryview) -> bool:
-    """Whether a value has the length and the checksums that its header says."""
-    if len(view) != piece.size:
-        return False
-    starts = headers.offsets[number, piece.frames] - piece.start
-    ends = starts + headers.sizes[number, piece.frames]
-    expected = headers.checksums[number, piece.frames].tolist()
-    places = zip(starts.tolist(), ends.tolist(), expected, strict=True)
-    return all(checksum(view[start:end]) == wanted for start, end, wanted in places)
+def _are_right(
+    headers: FrameHeaders, numbers: IndexArray, piece: _Piece, views: Sequence[memoryview]
+) -> NDArray[np.bool_]:
+    """[objects] whether values have the length and the checksums that their headers say; their ranges are the same."""
+    first = int(numbers[0])
+    starts = headers.offsets[first, piece.frames] - piece.start
+    ends = starts + headers.sizes[first, piece.frames]
+    places = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    expected = headers.checksums[numbers, piece.frames].tolist()
+    return np.array(
+        [
+            len(view) == piece.size
+            and all(
+                checksum(view[start:end]) == wanted
+                for (start, end), wanted in zip(places, sums, strict=True)
+            )
+            for view, sums in zip(views, expected, strict=True)
+        ],
+        dtype=np.bool_,
+    )
 
 
 def _pieces(headers: FrameHeaders, number: int, plan: TransferPlan, limit: int) -> Iterator[_Piece]:

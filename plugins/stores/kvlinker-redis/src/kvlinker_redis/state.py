@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import xxhash
 
+from kvlinker_redis.blocks import Blocks
 from kvlinker_redis.lanes import RedisLane
 from kvlinker_redis.names import Names
 from kvlinker_redis.options import RedisStoreOptions
@@ -53,6 +54,7 @@ class StoreState:
         self.reads = RedisLane(options, "loads")
         """For lookups and loads."""
         self.writes = RedisLane(options, "offloads")
+        self.blocks = Blocks(2 * options.call_bytes)
         self._lock = threading.Lock()
         self._counters: Counter[str] = Counter()
         self._header_bytes: OrderedDict[tuple[bytes, int], int] = OrderedDict()

@@ -13,7 +13,9 @@ from typing import NoReturn, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Command", "Reply", "Values", "packed", "receive_values", "values_of"]
+from kvlinker.errors import StoreError
+
+__all__ = ["Command", "Reply", "Values", "packed", "receive_values", "room_for", "values_of"]
 
 Command: TypeAlias = tuple[str | bytes | memoryview | int, ...]
 """A command's name and arguments."""
@@ -44,18 +46,26 @@ class Values:
     """[replies] where each value begins in the block; meaningful for values alone."""
 
 
-def values_of(replies: Sequence[Reply]) -> Values:
-    """Return replies that came as bytes, side by side in a block of their own."""
-    sizes = [len(reply) if isinstance(reply, bytes) else 0 for reply in replies]
-    block = np.frombuffer(
-        b"".join(reply for reply in replies if isinstance(reply, bytes)), dtype=np.uint8
-    )
-    ends = np.cumsum(sizes, dtype=np.int64)
-    starts = ends - sizes
-    views = [
-        block.data[start:end] if isinstance(reply, bytes) else reply
-        for reply, start, end in zip(replies, starts.tolist(), ends.tolist(), strict=True)
-    ]
+def values_of(replies: Sequence[Reply], size: int, block: NDArray[np.uint8]) -> Values:
+    """Copy replies that came as bytes side by side into a block.
+
+    Raises:
+        StoreError: one is longer than `size`.
+    """
+    starts = np.zeros(len(replies), dtype=np.int64)
+    views: list[Reply] = []
+    at = 0
+    for number, reply in enumerate(replies):
+        starts[number] = at
+        if not isinstance(reply, bytes):
+            views.append(reply)
+            continue
+        if len(reply) > size:
+            msg = f"redis store: {size} B were asked for, and {len(reply)} B came"
+            raise StoreError(msg)
+        block[at : at + len(reply)] = np.frombuffer(reply, dtype=np.uint8)
+        views.append(block.data[at : at + len(reply)])
+        at += len(reply)
     return Values(replies=views, block=block, starts=starts)
 
 
@@ -76,36 +86,49 @@ def packed(commands: Sequence[Command]) -> list[bytes | memoryview]:
     return [*pieces, bytes(text)]
 
 
-def receive_values(receiver: _Receiver, count: int, size: int) -> Values:
-    """Receive the replies to so many commands, each of which asks for at most `size` bytes.
+def room_for(count: int, size: int) -> int:
+    """Return the bytes of a block that so many replies of at most `size` bytes fit into."""
+    return count * (size + _LINE_BYTES)
+
+
+def receive_values(receiver: _Receiver, count: int, size: int, block: NDArray[np.uint8]) -> Values:
+    """Receive the replies to so many commands, each of which asks for at most `size` bytes, into a block.
 
     Raises:
         ConnectionError: of redis-py; the stream ended, or has something else in it.
     """
-    return _Stream(receiver, count, size).read(count)
+    return _Stream(receiver, size, block).read(count)
 
 
 class _Stream:
     """The bytes of all replies, one after the other as they come, and how far they were understood."""
 
-    def __init__(self, receiver: _Receiver, count: int, size: int) -> None:
+    def __init__(self, receiver: _Receiver, size: int, block: NDArray[np.uint8]) -> None:
         self._receiver = receiver
         self._size = size
-        self._block = np.empty(count * (size + _LINE_BYTES), dtype=np.uint8)
+        self._block = block
         self._view = self._block.data
         self._filled = 0
         self._at = 0
 
     def read(self, count: int) -> Values:
         replies: list[Reply] = []
-        starts = np.zeros(count, dtype=np.int64)
-        for number in range(count):
-            line = self._line()
-            starts[number] = self._at
+        starts: list[int] = []
+        view, size = self._view, self._size
+        usual = b"$%d\r\n" % size
+        whole = len(usual) + size + len(_END)
+        for _ in range(count):
+            at = self._at
+            if self._filled - at >= whole and view[at : at + len(usual)] == usual:
+                self._at += len(usual)
+                line = usual[: -len(_END)]
+            else:
+                line = self._line()
+            starts.append(self._at)
             replies.append(self._value(line) if line.startswith(b"$") else self._error(line))
         if self._at != self._filled:
             _give_up(f"{self._filled - self._at} B that nobody asked for")
-        return Values(replies=replies, block=self._block, starts=starts)
+        return Values(replies=replies, block=self._block, starts=np.array(starts, dtype=np.int64))
 
     def _line(self) -> bytes:
         """Return the line that begins a reply, without its end."""

@@ -139,12 +139,12 @@ class _Writer:
         each = max(1, min(MAX_COMMANDS, self._state.options.call_bytes // size))
         if not len(work.fresh):
             return
-        block = np.empty((min(each, len(work.fresh)), size), dtype=np.uint8)
-        for part in parts_of(len(work.fresh), each):
-            positions = work.fresh[part]
-            rows = block[: len(positions)]
-            _fill(work, positions, rows, memory)
-            self._send_rows(work, positions, rows)
+        with self._state.blocks.lent(min(each, len(work.fresh)) * size) as block:
+            for part in parts_of(len(work.fresh), each):
+                positions = work.fresh[part]
+                rows = block[: len(positions) * size].reshape(len(positions), size)
+                _fill(work, positions, rows, memory)
+                self._send_rows(work, positions, rows)
 
     def _send_rows(self, work: _Work, positions: IndexArray, rows: NDArray[np.uint8]) -> None:
         keys = work.batch.keys
