@@ -13,7 +13,7 @@ import kvlinker_transformers
 from kvlinker.description import DescribeRequest, IndexerKind, KVCacheDescription
 from kvlinker.errors import ContractError
 from kvlinker_transformers.engine.allocation import pools_for_config
-from kvlinker_transformers.models import TINY_MODEL_TYPES
+from kvlinker_transformers.models import TINY_MODEL_TYPES, tiny_model
 from kvlinker_transformers.pools import PagedPools
 
 MakeModel = Callable[..., PreTrainedModel]
@@ -127,7 +127,6 @@ def test_hybrids_state_their_window_and_which_layers_look_through_it(
             {
                 "kv_family": "mla",
                 "kv_format": "bf16",
-                "latent_values": 576,
                 "ssm_format": "fp32",
                 "ssm_layout": "key_major",
                 "conv_states": 1,
@@ -179,6 +178,14 @@ def test_models_with_states_say_what_lies_in_a_slot_and_what_in_a_page(
         ("kv", "paged"),
         ("mamba", "slot"),
     ]
+
+
+def test_latents_of_another_size_than_usual_say_so() -> None:
+    model = tiny_model("kimi_linear", overrides={"kv_lora_rank": 256})
+
+    description = describe(pools_for_config(model.config, pages=4))
+
+    assert description.facts["latent_values"] == 256 + 64
 
 
 def test_latents_are_every_ranks_and_the_states_beside_them_are_not(

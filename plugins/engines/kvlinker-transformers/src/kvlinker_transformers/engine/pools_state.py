@@ -21,6 +21,9 @@ __all__ = ["LayerState", "StatePools"]
 _RECURRENCE_DTYPE = torch.float32
 """What transformers computes every recurrence in."""
 
+_USUAL_LATENT_VALUES = 512 + 64
+"""What a latent has where nothing is stated."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerState:
@@ -115,7 +118,8 @@ class StatePools(PagedPools):
     def _latent_facts(self) -> Mapping[str, Fact]:
         if isinstance(self.paged, MHAPools):
             return {}
-        return {"latent_values": self.paged.geometry.latent + self.paged.geometry.rope}
+        values = self.paged.geometry.latent + self.paged.geometry.rope
+        return {} if values == _USUAL_LATENT_VALUES else {"latent_values": values}
 
     def _recurrence_facts(self) -> Mapping[str, Fact]:
         recurrence = self.geometry.recurrence
