@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hybrid_pools import hybrid_pool, request_pool
 from pool_groups import installed_plugins
 from rank_jobs import PAGES, Servers, objects_in, restored
 from rank_trees import Ranks
-from real_pools import heads_pool, latent_pool
+from real_pools import heads_pool, latent_pool, sparse_pool, v4_pool, windows_pool
 from sglang.srt.runtime_context import get_parallel
 
 from kvlinker.description import DescribeRequest, KVCacheDescription
 from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker.selection import describe_cache
-from kvlinker_sglang.describe.requests import DRAFTS_BESIDE
+from kvlinker_sglang.describe.requests import DRAFTS_BESIDE, STATES_BESIDE
 
 HEADS = Ranks(kind="mha", tp=2, cp=2)
 """Four ranks: of the first and third, and of the second and fourth, the heads are the same."""
@@ -159,6 +161,31 @@ def test_k3_more_groups_of_ranks_that_take_turns_find_what_one_group_stored(
     found = restored(Ranks(kind="mla", tp=4, dcp=2), folder)
 
     assert all(after.has(kept[rank % 2]) for rank, after in enumerate(found))
+
+
+@pytest.mark.parametrize("make", [heads_pool, sparse_pool, v4_pool, windows_pool])
+def test_slots_of_other_pools_that_are_taken_in_turn_are_refused_by_name(
+    make: Callable[[], object],
+) -> None:
+    pool = make()
+
+    with (
+        get_parallel().override(**Ranks(kind="mla", tp=2, dcp=2).places(0)),
+        pytest.raises(UnsupportedKVCacheError, match=r"latents of a plain MLATokenToKVPool alone"),
+    ):
+        described(pool)
+
+
+def test_slots_beside_states_that_are_taken_in_turn_are_refused_by_name() -> None:
+    requests = request_pool(states="kda")
+    pool = hybrid_pool(requests, family="mla", page_size=8)
+    request = DescribeRequest(page_size=16, extras={STATES_BESIDE: requests})
+
+    with (
+        get_parallel().override(**Ranks(kind="mla", tp=2, dcp=2).places(0)),
+        pytest.raises(UnsupportedKVCacheError, match=r"latents of a plain MLATokenToKVPool alone"),
+    ):
+        describe_cache("sglang", pool, request, registry=installed_plugins())
 
 
 def test_drafts_beside_slots_that_are_taken_in_turn_are_refused() -> None:

@@ -16,11 +16,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Servers:
 # ---- heads that are split ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "core"), [(2, "rust"), (2, "python"), (4, "rust")])
 def test_k3_each_rank_stores_its_heads_and_as_many_ranks_find_them_after_a_restart(
-    servers: Servers, size: int
+    servers: Servers, size: int, core: str
 ) -> None:
-    ranks = Ranks(kind="mha", tp=size)
+    ranks = Ranks(kind="mha", tp=size, core=core)
 
     kept, folder = servers(ranks)
     found = restored(ranks, folder)
