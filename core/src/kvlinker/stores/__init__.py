@@ -1,0 +1,1 @@
+"""Stores around other stores: tiers, and the configuration that names them."""
