@@ -39,6 +39,8 @@ MODEL_TYPES = (
     *STATES,
 )
 NEW_TOKENS = 4
+SLOTS = 6
+"""As few as a prompt has pages, and one more: every free slot is soon used again."""
 
 
 def prompt_of(model: PreTrainedModel, seed: int = 0) -> list[int]:
@@ -261,10 +263,13 @@ def test_b64_a_state_stays_as_it_is_until_it_is_stored_while_its_request_goes_on
     store = MemoryStore()
     with Gate() as gate:
         held = FaultStore(store, [Rule(call=Call.WRITE, fault=Hang(gate=gate))])
-        with engine_on(model, held, registry) as engine:
+        with engine_on(model, held, registry, pages=SLOTS) as engine:
             # The tail and the new tokens are computed while nothing is written.
             assert torch.equal(say(engine, prompt_of(model)).logits, logits)
             gate.wait_for_arrivals(1)
+            # One slot is all that each of these needs: together they use every one that is free.
+            for _ in range(SLOTS):
+                engine.generate(prompt_of(model)[:5], max_new_tokens=1)
             gate.open()
             assert engine.wait_for_offloads()
 
