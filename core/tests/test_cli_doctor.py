@@ -104,6 +104,22 @@ def test_t5_p11_a_sound_environment_and_store_are_shown_without_a_problem(
     assert lines[-1] == "no problem found"
 
 
+def test_tiers_are_tested_as_one_store(site: FakeSite) -> None:
+    install_store(site)
+    install_store(site, name="crates")
+    stores = '[{"boxes": {"capacity": 4096}}, {"crates": {"capacity": 8192}}]'
+
+    outcome = run(
+        *("doctor", "--store", "tiers", "--option", f"stores={stores}"),
+        env={"KVLINKER_PLUGINS": "boxes,crates"},
+    )
+
+    lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
+    assert outcome.code == 0
+    assert "ok test of tiers 0 objects, 0 B of 12.0 KiB taken" in lines
+    assert any(line.startswith("ok test of tiers self-test passed: ") for line in lines)
+
+
 def test_json_holds_findings_and_plugins(site: FakeSite) -> None:
     install_store(site)
 

@@ -35,9 +35,9 @@ from kvlinker.errors import ContractError, KVLinkerError
 from kvlinker.installed import PluginKind
 from kvlinker.lanes import Lane
 from kvlinker.probing import probe_plugins
-from kvlinker.registry import open_store
 from kvlinker.selftest import self_test
 from kvlinker.store import Store, StoreStats
+from kvlinker.stores.composition import compose
 
 __all__ = ["examine"]
 
@@ -163,7 +163,8 @@ class _StoreExamination:
             )
 
     def _open(self) -> Store:
-        return open_store(load_plugins(kinds=(PluginKind.STORE,)), self._name, self._options)
+        registry = load_plugins(kinds=(PluginKind.STORE,))
+        return compose(self._name, self._options).open(registry)
 
     def _look_at(self, store: Store) -> None:
         self.step = "looking at its figures"

@@ -248,8 +248,12 @@ class TieredStore(Store):
         return self._near, self._far
 
 
-def tiered(stores: Sequence[tuple[str, Store]]) -> Store:
+def tiered(stores: Sequence[tuple[str, Store]], *, promotion_bytes: int = PROMOTION_BYTES) -> Store:
     """Return the stores as one, from near to far; each has its name in counters.
+
+    Args:
+        stores: names and open stores.
+        promotion_bytes: as TieredStore takes it, between each two of them.
 
     Raises:
         ContractError: there are none, two have one name, or two read in no common way.
@@ -262,7 +266,8 @@ def tiered(stores: Sequence[tuple[str, Store]]) -> Store:
     if not behind:
         return store
     far_name = behind[0][0] if len(behind) == 1 else f"behind_{name}"
-    return TieredStore(store, tiered(behind), names=(name, far_name))
+    far = tiered(behind, promotion_bytes=promotion_bytes)
+    return TieredStore(store, far, names=(name, far_name), promotion_bytes=promotion_bytes)
 
 
 def _held(tier: Tier, keys: Sequence[ObjectKey], seconds: float) -> Hold | None:

@@ -197,7 +197,48 @@ def test_seconds_are_a_number_within_bounds(path: str) -> None:
 @pytest.mark.parametrize("path", OBJECTS)
 def test_an_object_is_no_string(path: str) -> None:
     assert refusal(path, "file") == "must be an object, got a string"
-    assert refusal(path, ["file"]) == "must be an object, got a list"
+    if path != "store":  # a list of stores is tiers
+        assert refusal(path, ["file"]) == "must be an object, got a list"
+
+
+def test_a_store_can_be_named_by_its_key_alone() -> None:
+    config = parse_config({"store": {"file": FILE["options"]}})
+
+    assert (config.store.plugin, config.store.options) == ("file", FILE["options"])
+
+
+def test_a_list_of_stores_is_tiers_from_near_to_far() -> None:
+    near, far = {"file": {"path": "/fast"}}, {"redis": {"url": "redis://host"}}
+
+    config = parse_config({"store": [near, far]})
+
+    tree = config.store.tree(config.store.options)
+    assert tree.title == "file > redis"
+    assert tree.plugins == ("file", "redis")
+    assert config.store.options == {"stores": [near, far]}
+
+
+@pytest.mark.parametrize(
+    ("store", "text"),
+    [
+        (["file"], 'tiers[0] must be {"NAME": {OPTIONS}} or a list of such'),
+        ([], "tiers.stores must be a list of stores from near to far, got a list of 0"),
+        ({"tiers": {"store": [{"file": {}}]}}, "unknown option 'store'; did you mean 'stores'?"),
+        ([{"file": {}}, {"redis": "host"}], "tiers[1].redis must be an object with"),
+    ],
+)
+def test_a_composition_that_is_none_is_refused_when_it_is_read(store: object, text: str) -> None:
+    assert text in refusal("store", store)
+
+
+def test_a_secret_in_a_tier_is_refused_by_name() -> None:
+    store = [{"file": {}}, {"redis": {"password": SECRET}}]
+
+    with pytest.raises(ContractError) as caught:
+        parse_config({"store": store})
+
+    assert "password holds a secret" in str(caught.value)
+    assert SECRET not in str(caught.value)
 
 
 def test_a_list_of_names_is_a_list_of_strings() -> None:

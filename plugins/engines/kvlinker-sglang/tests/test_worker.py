@@ -33,6 +33,20 @@ def test_a_store_that_nobody_provides_is_put_down_to_its_own_key(more: dict[str,
     )
 
 
+def test_a_tier_that_nobody_provides_is_put_down_to_the_store() -> None:
+    text = refusal(store=[{"file": {}}, {"fiel": {}}])
+
+    assert "is 'fiel', which no installed distribution provides; did you mean file?" in text
+
+
+def test_every_store_of_tiers_may_be_loaded() -> None:
+    tiers = [{"file": {"path": "/fast"}}, {"file": {"path": "/large"}}]
+
+    registry = load_registry(parse_config({"store": tiers, "plugins": ["mla"]}))
+
+    assert registry.store("file").name == "file"
+
+
 def test_a_strategy_that_may_not_be_loaded_is_put_down_to_plugins() -> None:
     registry = load_registry(parse_config({"store": {"plugin": "file"}, "plugins": ["mla"]}))
 

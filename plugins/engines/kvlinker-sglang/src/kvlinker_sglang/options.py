@@ -6,7 +6,7 @@ Secrets come as references to an environment variable or a file: SGLang logs its
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -16,11 +16,13 @@ from pydantic import (
     Strict,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from kvlinker.errors import ContractError
 from kvlinker.linker_options import MAX_COUNT, MAX_SECONDS, LinkerOptions
 from kvlinker.spelling import nearest_names
+from kvlinker.stores.composition import TIERS, StoreTree, compose
 from kvlinker_sglang.json_words import json_kind, json_problem
 from kvlinker_sglang.secret_references import SecretReference, check_without_secrets
 
@@ -66,12 +68,32 @@ class _Config(BaseModel):
 
 
 class StoreConfig(_Config):
-    """Which store, and how it is opened."""
+    """Which store, and how it is opened; also as `{"NAME": {OPTIONS}}`, or a list of such as tiers from near to far."""
 
     plugin: _Name
-    """Public name of a store plugin, such as `file`; or `distribution:name`."""
+    """Public name of a store plugin, such as `file`, or `distribution:name`; or `tiers`, of several stores."""
     options: dict[str, object] = Field(default_factory=dict)
     """The plugin's own options; a secret among them is `{"env": NAME}` or `{"file": PATH}`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, store: object) -> object:
+        if isinstance(store, list | tuple):
+            return {"plugin": TIERS, "options": {"stores": store}}
+        if isinstance(store, Mapping) and len(store) == 1:
+            ((name, options),) = store.items()
+            if name not in cls.model_fields and isinstance(options, Mapping):
+                return {"plugin": name, "options": options}
+        return store
+
+    @model_validator(mode="after")
+    def _can_be_composed(self) -> Self:
+        self.tree(self.options)
+        return self
+
+    def tree(self, options: Mapping[str, object]) -> StoreTree:
+        """Return the store as it is to be opened, with options in which no secret is a reference any more."""
+        return compose(self.plugin, options)
 
     @field_validator("options")
     @classmethod

@@ -105,7 +105,11 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 
 
 def _is_reference(value: object) -> bool:
-    return isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in {"env", "file"}
+    """Whether a value stands for a secret; an object under its one name is the store `file` and its options."""
+    if not isinstance(value, Mapping) or len(value) != 1:
+        return False
+    ((kind, place),) = value.items()
+    return kind in {"env", "file"} and not isinstance(place, Mapping)
 
 
 def resolve_secrets(options: Mapping[str, object]) -> dict[str, object]:

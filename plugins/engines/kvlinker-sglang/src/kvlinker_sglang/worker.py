@@ -16,7 +16,7 @@ from kvlinker.explanation import explain
 from kvlinker.installed import PluginKind, available, plugin_not_found
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker
-from kvlinker.registry import PluginRegistry, open_store
+from kvlinker.registry import PluginRegistry
 from kvlinker.selection import build_group, describe_cache, select_strategy
 from kvlinker.store import Store
 from kvlinker_sglang.metrics import Exporter, WorkerPlace
@@ -38,10 +38,12 @@ def load_registry(config: WorkerConfig) -> PluginRegistry:
     Raises:
         PluginError: a name that no distribution provides.
     """
-    _check_store_is_installed(config.store.plugin)
+    stores = config.store.tree(config.store.options).plugins
+    for name in stores:
+        _check_store_is_installed(name)
     if config.plugins is None:
         return load_plugins()
-    allowed = {*config.plugins, ENGINE, config.store.plugin}
+    allowed = {*config.plugins, ENGINE, *stores}
     return load_plugins(allow=allowed, allowed_by="plugins in linker_extra_config")
 
 
@@ -87,7 +89,8 @@ class Worker:
                 )
                 opened.callback(exporter.close)
             found = explain(description, registry, strategy=selection.name)
-            for line in start_lines(found, store, config.store.plugin):
+            title = config.store.tree(config.store.options).title
+            for line in start_lines(found, store, title):
                 logger.info("kvlinker: %s", line)
             self._opened = opened.pop_all()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self), os.getpid())
@@ -105,8 +108,7 @@ class Worker:
 
 
 def _open(registry: PluginRegistry, config: WorkerConfig, opened: ExitStack) -> Store:
-    options = resolve_secrets(config.store.options)
-    store = open_store(registry, config.store.plugin, options)
+    store = config.store.tree(resolve_secrets(config.store.options)).open(registry)
     opened.callback(store.close)
     return store
 

@@ -1,0 +1,182 @@
+"""A composition names stores and how they are put together, as a configuration writes it.
+
+`{NAME: OPTIONS}` is the store of a plugin, a list is tiers from near to far, and so is `{"tiers": {"stores": [...]}}`
+with options of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from kvlinker.errors import ContractError
+from kvlinker.integers import as_integer
+from kvlinker.registry import PluginRegistry
+from kvlinker.spelling import nearest_names
+from kvlinker.store import Store
+from kvlinker.stores.tiered import PROMOTION_BYTES, tiered
+
+__all__ = ["TIERS", "StoreTree", "compose"]
+
+TIERS = "tiers"
+"""The name that is no plugin's: of stores in front of each other."""
+
+
+class StoreTree(ABC):
+    """A store as it was asked for, checked and not open yet."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What it is called where there is only one like it."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """All of its stores in a few words."""
+
+    @property
+    @abstractmethod
+    def plugins(self) -> tuple[str, ...]:
+        """Names of the store plugins that it needs, each once."""
+
+    @abstractmethod
+    def open(self, registry: PluginRegistry) -> Store:
+        """Open every store that is named, or none.
+
+        Raises:
+            PluginError: a plugin is absent, disabled, broken or doubly claimed, raised, or returned no store.
+            KVLinkerError: whatever a store refuses with; those that were opened before are closed.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PluginStore(StoreTree):
+    """A plugin's store with the plugin's own options."""
+
+    plugin: str
+    options: Mapping[str, object]
+
+    @property
+    def name(self) -> str:
+        return self.plugin.rpartition(":")[2]
+
+    @property
+    def title(self) -> str:
+        return self.plugin
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        return (self.plugin,)
+
+    def open(self, registry: PluginRegistry) -> Store:
+        return registry.store(self.plugin).open(self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tiers(StoreTree):
+    """Stores in front of each other, from near to far."""
+
+    stores: tuple[StoreTree, ...]
+    promotion_bytes: int
+
+    @property
+    def name(self) -> str:
+        return TIERS
+
+    @property
+    def title(self) -> str:
+        return " > ".join(store.title for store in self.stores)
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for store in self.stores for name in store.plugins))
+
+    def open(self, registry: PluginRegistry) -> Store:
+        with ExitStack() as undo:
+            opened: list[tuple[str, Store]] = []
+            for name, tree in zip(self._names(), self.stores, strict=True):
+                store = tree.open(registry)
+                undo.callback(store.close)
+                opened.append((name, store))
+            made = tiered(opened, promotion_bytes=self.promotion_bytes)
+            undo.pop_all()
+            return made
+
+    def _names(self) -> list[str]:
+        """Return a name for each store: of two alike, the second one is the `file_2`."""
+        names: list[str] = []
+        for store in self.stores:
+            alike = sum(before.name == store.name for before in self.stores[: len(names)])
+            names.append(f"{store.name}_{alike + 1}" if alike else store.name)
+        return names
+
+
+def compose(name: str, options: Mapping[str, object]) -> StoreTree:
+    """Return the store of a name and its options.
+
+    Args:
+        name: of a store plugin, also as `distribution:name`, or `tiers`.
+        options: the plugin's own, which it checks when it is opened; of `tiers`: `stores`, a list of which each
+            is `{NAME: OPTIONS}` or a list again, and `promotion_bytes`, as `TieredStore` takes it.
+
+    Raises:
+        ContractError: something is none of this; the text says where and what is meant.
+    """
+    return _named(name, options, where=name)
+
+
+def _tree(config: object, where: str) -> StoreTree:
+    if isinstance(config, Mapping) and len(config) == 1:
+        ((name, options),) = config.items()
+        return _named(name, options, where=f"{where}.{name}")
+    if isinstance(config, Sequence) and not isinstance(config, str | bytes):
+        return _tiers({"stores": config}, where)
+    msg = f'{where} must be {{"NAME": {{OPTIONS}}}} or a list of such, got {_kind(config)}'
+    raise ContractError(msg)
+
+
+def _named(name: object, options: object, *, where: str) -> StoreTree:
+    if not isinstance(name, str) or not name:
+        msg = f"{where}: a store is asked for by the name of its plugin, got {_kind(name)}"
+        raise ContractError(msg)
+    if not isinstance(options, Mapping):
+        msg = f"{where} must be an object with the store's options, got {_kind(options)}"
+        raise ContractError(msg)
+    if name == TIERS:
+        return _tiers(options, where)
+    return _PluginStore(plugin=name, options={str(key): item for key, item in options.items()})
+
+
+def _tiers(options: Mapping[object, object], where: str) -> StoreTree:
+    _check_known(options, ("stores", "promotion_bytes"), where)
+    stores = options.get("stores")
+    is_list = isinstance(stores, Sequence) and not isinstance(stores, str | bytes)
+    if not isinstance(stores, Sequence) or not is_list or not stores:
+        msg = f"{where}.stores must be a list of stores from near to far, got {_kind(stores)}"
+        raise ContractError(msg)
+    size = options.get("promotion_bytes", PROMOTION_BYTES)
+    return _Tiers(
+        stores=tuple(_tree(item, f"{where}[{i}]") for i, item in enumerate(stores)),
+        promotion_bytes=as_integer(size, f"{where}.promotion_bytes", at_least=0),
+    )
+
+
+def _check_known(options: Mapping[object, object], known: Sequence[str], where: str) -> None:
+    for name in options:
+        if name not in known:
+            close = " or ".join(map(repr, nearest_names(str(name), known, cutoff=0.5)))
+            hint = f"did you mean {close}?" if close else f"it takes {', '.join(known)}"
+            msg = f"{where}: unknown option {name!r}; {hint}"
+            raise ContractError(msg)
+
+
+def _kind(value: object) -> str:
+    """Return what a value is, and not the value: it may be a secret."""
+    if isinstance(value, Mapping):
+        return f"an object with {len(value)} names"
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return f"a list of {len(value)}"
+    return "nothing" if value is None else f"a value of type {type(value).__name__}"
