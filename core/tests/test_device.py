@@ -256,9 +256,13 @@ def test_an_empty_plan_copies_nothing() -> None:
 
     HostAccess().copy_out(plan_of(entry, []), host(slab, []))
     HostAccess().copy_in(plan_of(entry, []), host(slab, []))
+    told: list[int] = []
+    objects = replace(host(slab, []), copied=lambda span, _: told.append(span))
+    HostAccess().copy_in(plan_of(entry, []), objects)
 
     assert (slab == 0xEE).all()
     assert memory.snapshot() == before
+    assert told == []
 
 
 # ---- what does not fit ------------------------------------------------------------------------

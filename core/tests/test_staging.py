@@ -8,6 +8,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,6 +99,22 @@ def test_l13_staged_copies_equal_direct_ones_in_both_directions(
 
     assert staged.memory.snapshot() == direct.memory.snapshot()
     assert access.pending == 0
+
+
+def test_an_access_that_does_not_say_so_tells_nobody_what_it_copied() -> None:
+    """Its chunks have numbers of their own for pages and spans: other ranges would be checked by them."""
+    pools, memory = opaque_pools(Family.MHA)
+    pools.fill(pools.page_transfers(KEYS, every(pools, PAGES)))
+    access = OpaqueAccess(memory, staging_bytes=200 * BUFFERS)
+    (plan,) = plans(pools, PAGES)
+    host, _ = host_slots(plan)
+    access.copy_out(plan, host)
+    told: list[int] = []
+
+    access.copy_in(plan, replace(host, copied=lambda span, _: told.append(span)))
+
+    assert not access.tells_copied
+    assert told == []
 
 
 @given(data=st.data())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ from kvlinker.testing import (
     fake_group,
     page_keys,
 )
-from kvlinker.testing.altered_access import SkippingAccess
+from kvlinker.testing.altered_access import CopyingPart, SkippingAccess
 
 KEYS = page_keys(8)
 PAGE = 640
@@ -199,6 +201,27 @@ def test_closing_reaches_the_wrapped_access() -> None:
     FaultAccess(inner).close()
 
     assert inner.is_closed
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda a: SkippingAccess(a, {("kv", 64)}), lambda a: CopyingPart(a, OSError())],
+    ids=["skipping", "copying part"],
+)
+def test_an_access_that_changes_copies_tells_nobody_of_them(
+    make: Callable[[DeviceAccess], DeviceAccess],
+) -> None:
+    """Its copies have numbers of their own for pages."""
+    bench = Bench()
+    access = make(bench.access)
+    host, _ = slots_for(bench.plan(16, 3))
+    told: list[int] = []
+
+    with suppress(OSError):
+        access.copy_in(bench.plan(16, 3), replace(host, copied=lambda span, _: told.append(span)))
+
+    assert not access.tells_copied
+    assert told == []
 
 
 def test_pages_are_left_out_of_copies_in_either_direction() -> None:

@@ -217,6 +217,8 @@ def _copy_and_tell(
 
 def _blocks(slots: IndexArray, step: int) -> Iterator[tuple[slice, slice | None]]:
     """Yield at most `step` pages at a time, and their slots as a slice; None where they do not follow each other."""
+    if not len(slots):
+        return
     cuts = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
     begun, end = 0, len(slots)
     for first, last in zip([0, *cuts], [*cuts, end], strict=True):

@@ -45,7 +45,8 @@ class SkippingAccess(DeviceAccess):
         host: HostObjects,
     ) -> None:
         kept = [i for i, row in enumerate(first_rows(plan.pages)) if row not in self._rows]
-        run(plan.select(kept), replace(host, slots=host.slots[kept]))
+        # Numbers of the kept pages are not those of the plan, so nobody is told of them.
+        run(plan.select(kept), replace(host, slots=host.slots[kept], copied=None))
 
 
 class FlippingAccess(DeviceAccess):
@@ -105,5 +106,5 @@ class CopyingPart(DeviceAccess):
         host: HostObjects,
     ) -> None:
         half = plan.num_pages // 2
-        run(plan.select(range(half)), replace(host, slots=host.slots[:half]))
+        run(plan.select(range(half)), replace(host, slots=host.slots[:half], copied=None))
         raise copy.copy(self._error)
