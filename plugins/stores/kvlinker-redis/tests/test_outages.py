@@ -347,6 +347,25 @@ def test_answers_that_stall_cost_the_deadline_and_the_next_ones_are_right(
     assert shelf.read(keys) == (OK, OK)
 
 
+def test_t4_the_late_answer_to_a_read_is_not_taken_for_the_next_ones(
+    open_store: OpenStore, proxy: Proxy
+) -> None:
+    shelf = Shelf(open_store(proxy, answer_seconds=0.3, retry_seconds=0.1))
+    keys = object_keys(2)
+    shelf.stock(keys)
+
+    with shelf.open(keys) as session:
+        assert shelf.read(keys, session=session, layer=0) == (OK, OK)
+        proxy.stall()
+        with pytest.raises(StoreTimeoutError):
+            shelf.read(keys, session=session, layer=1)
+        time.sleep(0.06)
+        threading.Timer(0.1, proxy.go_on).start()
+        assert shelf.read(keys, session=session, layer=2) == (OK, OK)
+
+    assert shelf.read(keys) == (OK, OK)
+
+
 @pytest.mark.parametrize(
     "greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"$-5\r\n", b"\x00" * 64]
 )
