@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kvlinker.description import Fact, LayerFacts
 from kvlinker.errors import UnsupportedKVCacheError
@@ -13,16 +13,47 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "EachTensor",
     "HeldTensors",
+    "Tensors",
     "attention_layers",
     "page_rows",
+    "paged",
     "require_same_facts",
     "spans_of",
     "value_format",
 ]
 
-HeldTensors: TypeAlias = "Callable[[], Sequence[torch.Tensor]]"
+
+class Tensors(Protocol):
+    """Tensors, one for each place: a pool's list, or what makes one of its views when it is asked."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int, /) -> torch.Tensor: ...
+
+
+HeldTensors: TypeAlias = "Callable[[], Tensors]"
 """Reads the tensors that a pool holds in a list."""
+
+
+class EachTensor:
+    """Tensors of which each is read when it is asked for, so that one of many costs no more than itself.
+
+    Every span of a pool is verified before each transfer; views of all layers for each of them would be their square.
+    """
+
+    __slots__ = ("_count", "_read")
+
+    def __init__(self, count: int, read: Callable[[int], torch.Tensor]) -> None:
+        self._count = count
+        self._read = read
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: int, /) -> torch.Tensor:
+        return self._read(place)
 
 
 class _HeldTensor:
@@ -70,6 +101,11 @@ def page_rows(held: torch.Tensor, rows_per_page: int) -> torch.Tensor:
     """Return a tensor's own memory with a row for each whole page, and without rows that fill none."""
     pages = len(held) // rows_per_page
     return held[: pages * rows_per_page].view(pages, -1)
+
+
+def paged(held: HeldTensors, rows_per_page: int) -> HeldTensors:
+    """Return what reads the same tensors with a row for each whole page; see `page_rows`."""
+    return lambda: EachTensor(len(held()), lambda place: page_rows(held()[place], rows_per_page))
 
 
 def attention_layers(first: int, count: int) -> tuple[LayerFacts, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvlinker.description import DescribeRequest
 from kvlinker.errors import UnsupportedKVCacheError
-from kvlinker_sglang.describe.buffers import HeldTensors
+from kvlinker_sglang.describe.buffers import EachTensor, HeldTensors
 from kvlinker_sglang.describe.classes import changed, class_name
 from kvlinker_sglang.describe.refusals import require_class
 from kvlinker_sglang.describe.requests import require_page_size
@@ -292,7 +292,7 @@ def _state_pool(pool: V4Pool, held: object, number: int) -> StatePool:
 
 
 def _all_rows_of(parts: Sequence[StatePool]) -> HeldTensors:
-    return lambda: [_rows_of(part) for part in parts]
+    return lambda: EachTensor(len(parts), lambda place: _rows_of(parts[place]))
 
 
 def _rows_of(part: StatePool) -> torch.Tensor:

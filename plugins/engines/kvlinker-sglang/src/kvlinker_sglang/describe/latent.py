@@ -9,7 +9,7 @@ from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker_sglang.describe.buffers import (
     HeldTensors,
     attention_layers,
-    page_rows,
+    paged,
     require_same_facts,
     spans_of,
     value_format,
@@ -89,7 +89,7 @@ def _share(pool: object, request: DescribeRequest, ranks: int) -> KVCacheDescrip
         )
         raise UnsupportedKVCacheError(msg)
     count = target.page_size
-    latents = spans_of("latent", lambda: [page_rows(held, count) for held in target.kv_buffer])
+    latents = spans_of("latent", paged(latents_of(target), count))
     return KVCacheDescription(
         family="mla",
         page_size=request.page_size,

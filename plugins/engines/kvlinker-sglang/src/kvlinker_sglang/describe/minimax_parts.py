@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
@@ -11,6 +11,7 @@ from kvlinker.description import DescribeRequest, Fact
 from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker.spans import BufferSpan
 from kvlinker_sglang.describe.buffers import (
+    EachTensor,
     HeldTensors,
     page_rows,
     require_same_facts,
@@ -205,13 +206,12 @@ def _readers(places: Mapping[int, int], tensors: HeldTensors, in_a_page: int) ->
 
 def _layer_spans(role: str, held: Mapping[int, _Read], layers: int) -> tuple[BufferSpan, ...]:
     """Return a span for each layer of the stage, without rows where it keeps nothing."""
+    some = next(iter(held.values()))
 
-    def tensors() -> Sequence[torch.Tensor]:
-        kept = {layer: read() for layer, read in held.items()}
-        nothing = next(iter(kept.values()))[:0]
-        return [kept.get(layer, nothing) for layer in range(layers)]
+    def read(layer: int) -> torch.Tensor:
+        return held[layer]() if layer in held else some()[:0]
 
-    return spans_of(role, tensors)
+    return spans_of(role, lambda: EachTensor(layers, read))
 
 
 def _keys_alone(pool: object) -> _Keys:

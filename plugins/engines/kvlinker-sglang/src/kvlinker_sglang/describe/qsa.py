@@ -6,7 +6,6 @@ none is open at its end, and SGLang keeps none of them in its tree or its host p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -14,7 +13,7 @@ from kvlinker.description import DescribeRequest, Fact, KVCacheDescription
 from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker_sglang.describe.buffers import (
     HeldTensors,
-    page_rows,
+    paged,
     require_same_facts,
     spans_of,
     value_format,
@@ -103,11 +102,4 @@ def _facts(pool: _IndexedPool, where: str) -> dict[str, Fact]:
 
 def _keys_of(pool: _IndexedPool) -> HeldTensors:
     """Return what reads a pool's index keys, a row for each page."""
-
-    def tensors() -> Sequence[torch.Tensor]:
-        return [
-            page_rows(held, pool.qsa_compressed_page_size)
-            for held in pool.qsa_compressed_k_buffer_pool
-        ]
-
-    return tensors
+    return paged(lambda: pool.qsa_compressed_k_buffer_pool, pool.qsa_compressed_page_size)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from kvlinker.description import DescribeRequest, KVCacheDescription, LogicalPool
 from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker.spans import BufferSpan
-from kvlinker_sglang.describe.buffers import HeldTensors, attention_layers, page_rows, spans_of
+from kvlinker_sglang.describe.buffers import HeldTensors, attention_layers, paged, spans_of
 from kvlinker_sglang.describe.classes import changed, class_name
 from kvlinker_sglang.describe.engine import sharded_over_all_ranks
 from kvlinker_sglang.describe.heads import POOL as HEADS_POOL
@@ -177,7 +177,4 @@ def _values(pool: _ScaledPool, *, keys: bool) -> HeldTensors:
 def _scales(pool: _ScaledPool, *, keys: bool) -> HeldTensors:
     """Return what reads scales, a row for each page."""
     in_a_page = 1 if isinstance(pool, _InterleavingPool) else pool.page_size
-    return lambda: [
-        page_rows(scales, in_a_page)
-        for scales in (pool.k_scale_buffer if keys else pool.v_scale_buffer)
-    ]
+    return paged(lambda: pool.k_scale_buffer if keys else pool.v_scale_buffer, in_a_page)

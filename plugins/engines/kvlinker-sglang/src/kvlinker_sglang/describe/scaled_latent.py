@@ -14,7 +14,7 @@ from kvlinker.spans import BufferSpan
 from kvlinker_sglang.describe.buffers import (
     HeldTensors,
     attention_layers,
-    page_rows,
+    paged,
     require_same_facts,
     spans_of,
 )
@@ -106,4 +106,4 @@ def _latents_of(pool: _Pool) -> HeldTensors:
 
 
 def _scales_of(pool: _Pool) -> HeldTensors:
-    return lambda: [page_rows(scales, pool.page_size) for scales in pool.kv_scale_buffer]
+    return paged(lambda: pool.kv_scale_buffer, pool.page_size)
