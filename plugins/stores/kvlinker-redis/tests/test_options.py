@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from traceback import format_exception
 
 import pytest
 
@@ -62,13 +63,19 @@ def test_a_url_says_who_asks_and_where_the_password_is(
         f"redis://kv:{HIDDEN}@more@host",
         f"redis://kv:${{env:A}}{HIDDEN}@host",
         f"unix://kv:{HIDDEN}@/run/redis.sock",
+        f"unix:///run/redis.sock?password={HIDDEN}",
+        f"unix:///run/redis.sock?db=1&password={HIDDEN}",
+        f"unix://:{HIDDEN}/run/redis.sock",
+        f"redis://host/0?password={HIDDEN}",
+        f"redis://kv:{HIDDEN}",
+        f"redis://[{HIDDEN}]:6379",
     ],
 )
 def test_a_password_in_plain_text_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ContractError) as caught:
         kvlinker_redis.open_store({"url": url})
 
-    assert HIDDEN not in str(caught.value)
+    assert HIDDEN not in "".join(format_exception(caught.value))
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,10 @@ class Address:
         try:
             place = urlsplit(f"//{'' if is_socket else match['place']}")
             port = _PORT if place.port is None else place.port
-        except ValueError as error:
-            msg = f"url names no server: {error}; write it like {_EXAMPLE!r}"
-            raise ContractError(msg) from error
+        except ValueError:
+            # What is wrong is not repeated: a URL without its host has the password where the port belongs.
+            msg = f"url names no server with a port up to 65535; write it like {_EXAMPLE!r}"
+            raise ContractError(msg) from None
         path, database = _socket(match["place"]) if is_socket else ("", _database(place.path))
         if not is_socket and (not place.hostname or place.query or place.fragment):
             msg = f"url must be a host, a port and a database such as {_EXAMPLE!r}; give all else as options"
@@ -124,7 +125,9 @@ def _socket(place: str) -> tuple[str, int]:
     path, _, query = place.partition("?")
     names = parse_qs(query, keep_blank_values=True)
     if not path.startswith("/") or names.keys() - {"db"}:
-        msg = f"url must be unix:///path/of/socket, with ?db=NUMBER at most, got unix://{place}"
+        msg = (
+            "url must be unix:///path/of/socket, with ?db=NUMBER at most; give all else as options"
+        )
         raise ContractError(msg)
     return path, _database(names["db"][-1] if names else "")
 
