@@ -10,6 +10,7 @@ import pytest
 from kvlinker.errors import ContractError
 from kvlinker.linker_options import LinkerOptions
 from kvlinker_sglang.options import LimitsConfig, parse_config
+from kvlinker_sglang.secret_references import resolve_secrets
 
 FILE = {"plugin": "file", "options": {"path": "/var/kv", "capacity": "1GiB"}}
 SECRET = "hunter2-hunter2"  # noqa: S105  # what must not show
@@ -264,6 +265,9 @@ def test_a_reference_among_the_options_names_where_the_secret_is(kind: str, name
         {"access_key": SECRET},
         {"nodes": [{"api_key": SECRET}]},
         {"url": f"redis://user:{SECRET}@host:6379"},
+        {"url": f"redis://user:${{env:PW}}{SECRET}@host:6379"},
+        {"url": f"redis://${{env:NAME}}:{SECRET}@host:6379"},
+        {"password": f"{SECRET}${{env:PW}}"},
     ],
 )
 def test_a_secret_as_it_is_gets_refused_and_is_not_shown(options: dict[str, object]) -> None:
@@ -273,6 +277,23 @@ def test_a_secret_as_it_is_gets_refused_and_is_not_shown(options: dict[str, obje
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": "rediss://kv:${env:KV_REDIS_PASSWORD}@cache.example:6380/0"},
+        {"url": "redis://:${file:/run/secrets/redis}@cache.example"},
+        {"secret_key": "${env:KV_SECRET_KEY}"},
+    ],
+)
+def test_a_reference_that_a_store_reads_itself_reaches_it_as_it_stands(
+    options: dict[str, object],
+) -> None:
+    config = parse_config({"store": {"plugin": "redis", "options": options}})
+
+    assert config.store.options == options
+    assert resolve_secrets(config.store.options) == options
 
 
 def test_a_namespace_secret_in_the_wrong_place_is_not_shown() -> None:

@@ -20,6 +20,8 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _URL_PASSWORD = re.compile(r"\w+://[^/\s:@]*:[^/\s@]+@")
+_REFERENCE_IN_TEXT = re.compile(r"\$\{(?:env|file):[^{}]+\}")
+"""How stores that read secrets themselves refer to them, such as in the password's place of an address."""
 
 
 class SecretReference(BaseModel):
@@ -77,12 +79,17 @@ def check_without_secrets(options: Mapping[str, object], where: str) -> None:
     for path, value in _leaves(options, where):
         if isinstance(value, Mapping):
             _check_reference(value, path)
-        elif isinstance(value, str) and looks_like_secret(path.rpartition(".")[2], value):
+        elif isinstance(value, str) and _shows_secret(path.rpartition(".")[2], value):
             msg = (
                 f'{path} holds a secret, and the server logs its arguments; write {{"env": NAME}} or '
                 f'{{"file": PATH}} instead'
             )
             raise ValueError(msg)
+
+
+def _shows_secret(name: str, value: str) -> bool:
+    rest = _REFERENCE_IN_TEXT.sub("", value)
+    return bool(rest or not value) and looks_like_secret(name, rest)
 
 
 def _check_reference(reference: Mapping[object, object], path: str) -> None:
