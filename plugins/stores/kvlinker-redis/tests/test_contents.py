@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,6 +92,20 @@ def test_t1_b81_whatever_is_not_the_whole_object_is_never_read_and_can_be_writte
     assert not client.exists(name_of(damaged)) or status is MISS
     shelf.stock([damaged])
     assert shelf.read([damaged, sound]) == (OK, OK)
+
+
+def test_every_event_is_counted_from_the_start(server: RedisServer, open_store: OpenStore) -> None:
+    """Who asks for a rate sees the first one of a kind too."""
+    store = open_store(server)
+    shelf = Shelf(store)
+    before = store.stats().counters
+
+    shelf.stock(object_keys(2))
+
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (line,) = [line for line in readme.splitlines() if line.startswith("`stats()` counts ")]
+    assert before == dict.fromkeys(re.findall(r"`(\w+)`", line), 0)
+    assert store.stats().counters == {**before, "written": 2}
 
 
 @pytest.mark.parametrize("damage", ["a text of somebody", "another type", "zeros", "empty"])

@@ -14,7 +14,19 @@ from kvlinker_redis.names import Names
 from kvlinker_redis.options import RedisStoreOptions
 from kvlinker_redis.values import Command, Reply
 
-__all__ = ["MAX_COMMANDS", "StoreState", "checksum", "parts_of", "run_in_parts"]
+__all__ = ["COUNTERS", "MAX_COMMANDS", "StoreState", "checksum", "parts_of", "run_in_parts"]
+
+COUNTERS = (
+    "written",
+    "missed",
+    "vanished",
+    "corrupt",
+    "discarded",
+    "full",
+    "drafts_evicted",
+    "errors",
+)
+"""Events that a store counts from its opening on."""
 
 MAX_COMMANDS = 1024
 """Commands of one pipeline: enough that round trips do not count, and few enough to be answered soon."""
@@ -56,7 +68,8 @@ class StoreState:
         self.writes = RedisLane(options, "offloads")
         self.blocks = Blocks(2 * options.call_bytes)
         self._lock = threading.Lock()
-        self._counters: Counter[str] = Counter()
+        # From the start, so that a rate shows the first event of a kind too.
+        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._header_bytes: OrderedDict[tuple[bytes, int], int] = OrderedDict()
 
     def count(self, name: str, number: int = 1) -> None:
