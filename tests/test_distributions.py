@@ -47,15 +47,22 @@ def misstatements(distribution: Distribution, core_version: Version) -> list[str
 
 
 def entry_points_are_right(distribution: Distribution) -> bool:
-    """Say whether a plugin's entry points name its own package, in the group of its folder; core has pytest's alone."""
+    """Say whether a plugin's entry points name its own package, in the group of its folder; core has pytest's alone.
+
+    Beside the one with the distribution's name there may be others, each for a module of its own name.
+    """
     groups = table(distribution.project.get("entry-points", {}))
     if distribution.kind == "core":
         return groups in ({}, {"pytest11": {"kvlinker": "kvlinker.pytest_options"}})
     if distribution.kind != "examples" and list(groups) != [f"kvlinker.{distribution.kind}"]:
         return False
     public_name = distribution.import_name.removeprefix("kvlinker_")
-    expected = {public_name: distribution.import_name}
-    return bool(groups) and all(group == expected for group in groups.values())
+    package = distribution.import_name
+    own = {public_name: package}
+    return bool(groups) and all(
+        own | {name: f"{package}.{name}" for name in table(group).keys() - own.keys()} == group
+        for group in groups.values()
+    )
 
 
 def requires_core(distribution: Distribution, core_version: Version) -> bool:

@@ -69,11 +69,13 @@ class PluginStatus(Enum):
 OFFICIAL_PLUGINS: Mapping[PluginKind, tuple[str, ...]] = MappingProxyType(
     {
         PluginKind.MODEL: ("deepseek_v4", "dsa", "mamba", "mha", "mla", "swa"),
-        PluginKind.STORE: ("file", "redis"),
+        PluginKind.STORE: ("file", "memory", "redis"),
         PluginKind.ENGINE: ("sglang", "transformers"),
     }
 )
 """Names that this project provides, for hints in messages and nothing else; never one that anybody could take."""
+_DISTRIBUTIONS: Mapping[str, str] = MappingProxyType({"memory": "kvlinker-file"})
+"""Those of them that come with the distribution of another name."""
 
 
 def normalize(distribution: str) -> str:
@@ -210,8 +212,10 @@ def _is_editable(distribution: importlib_metadata.IDistribution) -> bool:
 
 def install_hint(kind: PluginKind, name: str) -> str:
     """Return the command that installs an official plugin, or an empty text for another one."""
-    known = name in OFFICIAL_PLUGINS[kind]
-    return f"pip install kvlinker-{name.replace('_', '-')}" if known else ""
+    if name not in OFFICIAL_PLUGINS[kind]:
+        return ""
+    usual = f"kvlinker-{name.replace('_', '-')}"
+    return f"pip install {_DISTRIBUTIONS.get(name, usual)}"
 
 
 def plugin_not_found(

@@ -70,6 +70,8 @@ class StoreState:
     ) -> None:
         """Make the state of an opener that has taken a seat."""
         self.options = options
+        self.is_temporary = False
+        """Whether the last one to leave removes every object."""
         self.directory = directory
         self.catalog = catalog
         self.tables = tables
@@ -172,6 +174,11 @@ class StoreState:
     def _leave(self) -> None:
         """Save everything, give up the seat, and as the last one leave tables that need no recovery."""
         is_last = not self.openers.others()
+        if is_last and self.is_temporary:
+            with self.changing():
+                # First what this one still reads or holds, so that every file becomes empty.
+                clear_seats(self.tables, self.space, self.index, self.openers.own_mask)
+                self.index.remove(self.index.all_rows())
         self._save_at_close(keep=0 if is_last else 1)
         with self.changing():
             has_rest = bool(

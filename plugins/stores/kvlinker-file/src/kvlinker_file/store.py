@@ -44,13 +44,18 @@ class FileStore(Store):
     """Objects in slab files of one directory, which other stores may have open too."""
 
     def __init__(
-        self, options: FileStoreOptions, *, clock: Callable[[], float] = time.monotonic
+        self,
+        options: FileStoreOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        is_temporary: bool = False,
     ) -> None:
         """Open the directory, or make it.
 
         Args:
             options: see FileStoreOptions.
             clock: seconds, for the expiry of holds and whatever else is done from time to time.
+            is_temporary: remove every object when this one closes the store and nobody else has it open.
 
         Raises:
             StoreBusyError: another process has it open with another capacity or durability, or 64 have it open.
@@ -60,6 +65,7 @@ class FileStore(Store):
             StoreError: it cannot be read or written.
         """
         self._state = open_state(options, clock=clock)
+        self._state.is_temporary = is_temporary
         _log.info(
             "kvlinker: file store in %s, with a capacity of %d B and durability %s",
             options.path,
@@ -69,7 +75,7 @@ class FileStore(Store):
         # Runs at exit too, so that a store that nobody closed is saved all the same.
         self._finalizer = weakref.finalize(self, self._state.close)
         self._capabilities = StoreCapabilities(
-            persistent=True,
+            persistent=not is_temporary,
             shared=True,
             ranged_reads=True,
             atomic_batches=True,
