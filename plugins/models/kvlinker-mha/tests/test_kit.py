@@ -26,7 +26,7 @@ def example(
                 rows = (PAGES, size * PAGE) if head_major else (PAGES * PAGE, size)
                 buffers[f"{prefix}{role}"] = tuple(allocate(*rows) for _ in range(count))
                 if scaled:
-                    scales = tuple(allocate(PAGES, 4 * PAGE) for _ in range(count))
+                    scales = tuple(allocate(PAGES, size // 8 * PAGE) for _ in range(count))
                     buffers[f"{prefix}{role}_scale"] = scales
         return KVCacheDescription(
             family="mha",

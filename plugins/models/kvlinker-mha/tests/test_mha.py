@@ -36,12 +36,12 @@ def describe(
     *,
     drafts: int = 0,
     head_major: bool = False,
-    scale_bytes: int = 0,
+    scaled: bool = False,
     k_bytes: int = 2 * HEAD_BYTES,
     v_bytes: int = 2 * HEAD_BYTES,
     allocate: Allocate | None = None,
 ) -> KVCacheDescription:
-    """Describe an MHA cache of `k_bytes` and `v_bytes` per slot, and of `scale_bytes` per slot each."""
+    """Describe an MHA cache of `k_bytes` and `v_bytes` per slot, each with a byte of scales for 8 if `scaled`."""
     span = allocate or MadeUpMemory().span
     buffers: dict[str, tuple[BufferSpan, ...]] = {}
     for prefix, count in (("", layers), ("draft_", drafts)):
@@ -49,7 +49,7 @@ def describe(
             rows, row_bytes = (PAGES, size * PAGE) if head_major else (PAGES * PAGE, size)
             buffers[f"{prefix}{role}"] = tuple(span(rows, row_bytes) for _ in range(count))
             buffers[f"{prefix}{role}_scale"] = tuple(
-                span(PAGES, scale_bytes * PAGE) for _ in range(count if scale_bytes else 0)
+                span(PAGES, size // 8 * PAGE) for _ in range(count if scaled else 0)
             )
     return KVCacheDescription(
         family="mha",
@@ -59,8 +59,8 @@ def describe(
         logical_pools=(LogicalPool(name="kv", page_size=PAGE),),
         facts={
             "kv_layout": "head_major" if head_major else "token_major",
-            "kv_format": "fp4_e2m1_block16_e8m0" if scale_bytes else "bf16",
-            "kv_scaled": int(scale_bytes > 0),
+            "kv_format": "fp4_e2m1_block16_e8m0" if scaled else "bf16",
+            "kv_scaled": int(scaled),
         },
     )
 
@@ -174,21 +174,21 @@ def test_k_and_v_may_have_different_sizes() -> None:
 
 
 def test_b04_scales_are_an_entry_of_whole_pages_beside_values_in_slots() -> None:
-    # 256 B of values and 8 B of scales in a slot, halved between K and V.
-    description = describe(1, k_bytes=128, v_bytes=128, scale_bytes=4)
+    # 256 B of values and 32 B of scales in a slot, halved between K and V.
+    description = describe(1, k_bytes=128, v_bytes=128, scaled=True)
 
     group = check_strategy(kvlinker_mha, description)
 
     values, scales = group.entries
     assert (values.name, values.rows_are_pages, values.page_bytes) == ("kv", False, 256 * PAGE)
-    assert (scales.name, scales.rows_are_pages, scales.page_bytes) == ("kv_scale", True, 8 * PAGE)
+    assert (scales.name, scales.rows_are_pages, scales.page_bytes) == ("kv_scale", True, 32 * PAGE)
     assert scales.indices_from_pool == "kv"
     assert values.value_format == "fp4_e2m1_block16_e8m0"
     assert scales.value_format == "fp4_e2m1_block16_e8m0_scale"
 
 
 def test_drafts_ride_on_the_first_layers_scales_included() -> None:
-    group = check_strategy(kvlinker_mha, describe(3, drafts=2, scale_bytes=4))
+    group = check_strategy(kvlinker_mha, describe(3, drafts=2, scaled=True))
 
     assert [entry.name for entry in group.entries] == ["kv", "kv_scale"]
     for entry in group.entries:
@@ -201,7 +201,7 @@ def test_entries_take_index_map_and_replication_from_the_description() -> None:
 
     axes = (RankAxis(name="tp", rank=3, size=4),)
     description = replace(
-        describe(scale_bytes=4),
+        describe(scaled=True),
         index_maps={"kv": shifted},
         replication=Replication(
             axes=axes,
@@ -220,17 +220,17 @@ def test_entries_take_index_map_and_replication_from_the_description() -> None:
 
 
 @pytest.mark.parametrize("head_major", [False, True])
-@pytest.mark.parametrize("scale_bytes", [0, 4])
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("drafts", [0, 2])
 @pytest.mark.parametrize("v_bytes", [256, 128])
 def test_b04_b08_every_byte_of_a_page_comes_back_in_other_pages_scales_and_drafts_included(
-    *, head_major: bool, scale_bytes: int, drafts: int, v_bytes: int
+    *, head_major: bool, scaled: bool, drafts: int, v_bytes: int
 ) -> None:
     description = describe(
         3,
         drafts=drafts,
         head_major=head_major,
-        scale_bytes=scale_bytes,
+        scaled=scaled,
         v_bytes=v_bytes,
         allocate=tensor_span,
     )
@@ -277,18 +277,18 @@ def test_unknown_roles_are_refused() -> None:
 @pytest.mark.parametrize("missing", [("k_scale", "v_scale"), ("k_scale",), ("v_scale",)])
 def test_b04_scaled_values_without_their_scales_are_refused(missing: tuple[str, ...]) -> None:
     with pytest.raises(ContractError, match="the values are scaled, and their scales are not"):
-        kvlinker_mha.match_kv_cache(without(describe(scale_bytes=4), *missing))
+        kvlinker_mha.match_kv_cache(without(describe(scaled=True), *missing))
 
 
 def test_b04_scaled_drafts_without_their_scales_are_refused() -> None:
-    description = without(describe(drafts=1, scale_bytes=4), "draft_v_scale")
+    description = without(describe(drafts=1, scaled=True), "draft_v_scale")
 
     with pytest.raises(ContractError, match=r"'draft_v': 1, .*'draft_v_scale': 0\}"):
         kvlinker_mha.match_kv_cache(description)
 
 
 def test_scales_of_values_that_are_said_to_have_none_are_refused() -> None:
-    description = with_facts(describe(scale_bytes=4), kv_scaled=0)
+    description = with_facts(describe(scaled=True), kv_scaled=0)
 
     with pytest.raises(ContractError, match=r"kv_scaled is 0, but scales \['k_scale', 'v_scale'\]"):
         kvlinker_mha.match_kv_cache(description)
@@ -300,16 +300,59 @@ def test_scales_of_values_that_are_said_to_have_none_are_refused() -> None:
 def test_b04_scales_that_are_not_one_row_for_each_page_are_refused(
     role: str, rows: int, *, head_major: bool
 ) -> None:
-    description = describe(1, drafts=1, head_major=head_major, scale_bytes=4)
+    description = describe(1, drafts=1, head_major=head_major, scaled=True)
     buffers = {**description.buffers, role: (MadeUpMemory().span(rows, 8),)}
 
     with pytest.raises(ContractError, match=f"has {rows} rows, expected {PAGES}, one per page"):
         kvlinker_mha.match_kv_cache(replace(description, buffers=buffers))
 
 
+@pytest.mark.parametrize("head_major", [False, True])
+@pytest.mark.parametrize(
+    ("role", "row_bytes"), [("k_scale", 16 * PAGE), ("draft_v_scale", 64 * PAGE)]
+)
+def test_b04_scales_of_another_size_than_the_format_says_are_refused(
+    role: str, row_bytes: int, *, head_major: bool
+) -> None:
+    description = describe(1, drafts=1, head_major=head_major, scaled=True)
+    buffers = {**description.buffers, role: (MadeUpMemory().span(PAGES, row_bytes),)}
+
+    with pytest.raises(ContractError, match=f"rows of {row_bytes} B, expected {32 * PAGE} B"):
+        kvlinker_mha.match_kv_cache(replace(description, buffers=buffers))
+
+
+def test_b04_interleaved_scales_are_one_for_32_values() -> None:
+    name = "mxfp8_e4m3fn_block32_interleaved"
+    description = with_facts(describe(1, scaled=True), kv_format=name)
+    memory = MadeUpMemory()
+    scales = {f"{role}_scale": (memory.span(PAGES, 8 * PAGE),) for role in "kv"}
+
+    with pytest.raises(ContractError, match=f"rows of {32 * PAGE} B, expected {8 * PAGE} B"):
+        kvlinker_mha.match_kv_cache(description)
+    check_strategy(kvlinker_mha, replace(description, buffers={**description.buffers, **scales}))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"kv_format": "fp4_e2m1_block16_e8m0"},
+        {"kv_format": "mxfp8_e4m3fn_block32_interleaved"},
+        {"draft_kv_format": "fp4_e2m1_block16_e4m3", "draft_kv_layout": "token_major"},
+    ],
+    ids=["fp4", "mxfp8", "draft"],
+)
+def test_b04_blocks_of_which_no_scales_are_said_to_be_kept_are_refused(
+    facts: dict[str, Fact],
+) -> None:
+    description = with_facts(describe(1, drafts=1), **facts)
+
+    with pytest.raises(ContractError, match=r"kv_format is .*, whose scales are in buffers"):
+        kvlinker_mha.match_kv_cache(description)
+
+
 @pytest.mark.parametrize("name", ["nonsense", "fp8_e4m3fn", "fp4_e2m1_block16"])
 def test_b04_values_whose_scales_are_of_an_unknown_form_are_refused_by_name(name: str) -> None:
-    description = with_facts(describe(scale_bytes=4), kv_format=name)
+    description = with_facts(describe(scaled=True), kv_format=name)
 
     with pytest.raises(UnsupportedKVCacheError, match=f"kv_format '{name}' .* known are 'fp4_e2m1"):
         kvlinker_mha.match_kv_cache(description)
@@ -369,7 +412,7 @@ def test_trailing_windows_are_refused() -> None:
 
 @pytest.mark.parametrize("role", ["k", "v", "k_scale"])
 def test_a_buffer_count_other_than_one_per_layer_is_refused(role: str) -> None:
-    description = describe(2, scale_bytes=4)
+    description = describe(2, scaled=True)
     buffers = {**description.buffers, role: description.buffers[role][:1]}
 
     with pytest.raises(ContractError, match=f"'{role}' has 1 buffers, expected 2, one per layer"):

@@ -18,6 +18,7 @@ from kvlinker.layouts import (
     require_page_rows,
     require_paged_pools,
     require_roles,
+    require_row_bytes,
     ride_along,
     role_spans,
     text_fact,
@@ -226,9 +227,15 @@ def _draft_roles(description: KVCacheDescription) -> tuple[str, ...]:
 
 
 def _check_scale_rows(description: KVCacheDescription) -> None:
+    """Refuse scales that are no row for each page, with one for each of its blocks."""
     paged = _rows_are_pages(description)
+    block = SCALED_FORMATS[text_fact(description, "kv_format", known=SCALED_FORMATS)]
     for role in (*VALUES, *(() if _drafts_differ(description) else _drafts_of(VALUES))):
         require_page_rows(description, f"{role}_scale", beside=role, rows_are_pages=paged)
+        scales = description.buffers.get(f"{role}_scale", ())
+        for span, values in zip(scales, description.buffers.get(role, ()), strict=True):
+            page_bytes = values.row_bytes * (1 if paged else description.page_size)
+            require_row_bytes(description, [span], page_bytes // block)
 
 
 def _check_scales(description: KVCacheDescription) -> None:
@@ -244,6 +251,19 @@ def _check_scales(description: KVCacheDescription) -> None:
     if given and not _is_scaled(description):
         msg = f"family {FAMILY!r}: kv_scaled is 0, but scales {given} are described; state kv_scaled as 1"
         raise ContractError(msg)
+    _refuse_unscaled_blocks(description)
+
+
+def _refuse_unscaled_blocks(description: KVCacheDescription) -> None:
+    """Refuse a format that has scales in buffers where none are said to be kept."""
+    stated = [] if _is_scaled(description) else ["kv_format"]
+    for name in (*stated, "draft_kv_format"):
+        if (found := description.facts.get(name)) in SCALED_FORMATS:
+            msg = (
+                f"family {FAMILY!r}: {name} is {found!r}, whose scales are in buffers, and none are said to be kept; "
+                f"describe them, with kv_scaled as 1 and drafts in the target's format"
+            )
+            raise ContractError(msg)
 
 
 def _check_pages(description: KVCacheDescription) -> None:

@@ -46,15 +46,20 @@ VALUE_BYTES: Mapping[str, int] = MappingProxyType(
     {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3fn": 1, "fp8_e5m2": 1}
 )
 """Formats whose sizes are known, for caches that no engine has described yet."""
-SCALED_FORMATS = (
-    # Two values a byte; 16 share an exponent.
-    "fp4_e2m1_block16_e8m0",
-    # NVFP4: two values a byte; 16 share an e4m3 scale.
-    "fp4_e2m1_block16_e4m3",
-    # 32 values share an exponent; the exponents of a page of 128 slots are interleaved.
-    "mxfp8_e4m3fn_block32_interleaved",
+SCALED_FORMATS: Mapping[str, int] = MappingProxyType(
+    {
+        # Two values a byte; 16 share an exponent.
+        "fp4_e2m1_block16_e8m0": 8,
+        # NVFP4: two values a byte; 16 share an e4m3 scale.
+        "fp4_e2m1_block16_e4m3": 8,
+        # 32 values share an exponent; the exponents of a page of 128 slots are interleaved.
+        "mxfp8_e4m3fn_block32_interleaved": 32,
+    }
 )
-"""Formats of values that have scales in buffers; what scales are, and in which order, is in the name."""
+"""Formats of values that have scales in buffers, to the bytes of values that share one of a byte.
+
+What scales are, and in which order, is in the name.
+"""
 INDEX_BITS: Mapping[str, int] = MappingProxyType(
     {"bf16": 16, "fp16": 16, "fp32": 32, "fp8_e4m3fn": 8, "fp8_e5m2": 8, "fp4_e2m1_block16_e4m3": 4}
 )
