@@ -142,7 +142,10 @@ class RedisReadSession(ReadSession):
             for reply in values.replies
         ]
         is_right = _are_right(part.headers, numbers, piece, views)
-        self._look_again(part, numbers[~is_right])
+        is_gone = np.array([not len(view) for view in views], dtype=np.bool_)
+        self._status[positions[is_gone]] = _MISS
+        self._state.count("vanished", int(is_gone.sum()))
+        self._look_again(part, numbers[~is_right & ~is_gone])
         if is_right.any():
             plan, chosen = piece.plan, positions[is_right]
             selected = plan if len(chosen) == plan.num_pages else plan.select(chosen)

@@ -46,8 +46,8 @@ class _Work:
     """Positions of the objects to write."""
     replaces: set[int] = field(default_factory=set)
     """Positions of those in whose place something else lies."""
-    drafts: list[int] = field(default_factory=list)
-    """Positions of the objects that were sent."""
+    drafts: dict[int, None] = field(default_factory=dict)
+    """Positions of the objects that were sent, in order: a set would not keep it."""
     twins: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Position to the batch and position where the call names the same key first."""
 
@@ -154,11 +154,11 @@ class _Writer:
             for at, row in zip(numbers, rows, strict=True)
         ]
         # Noted before it is known: a call that was given up may have been done all the same.
-        work.drafts += numbers
+        work.drafts.update(dict.fromkeys(numbers))
         replies = self._state.writes.send_values(commands)
         for at, reply in zip(numbers, replies, strict=True):
             if isinstance(reply, Exception) or not reply:
-                work.drafts.remove(at)
+                del work.drafts[at]
                 work.statuses[at] = self._refused(reply)
 
     def _refused(self, reply: Reply) -> WriteStatus:
@@ -224,7 +224,7 @@ class _Writer:
                 work.statuses[at] = self._refused(reply)
             elif reply:
                 work.statuses[at] = WriteStatus.WRITTEN
-                work.drafts.remove(at)
+                del work.drafts[at]
                 self._state.count("written")
             else:
                 rivals.append(at)
@@ -244,7 +244,7 @@ class _Writer:
         """Answer for drafts that are gone: renamed by an attempt whose reply was lost, or evicted."""
         found = self._found(work, lost)
         for at in lost:
-            work.drafts.remove(at)
+            del work.drafts[at]
             work.statuses[at] = WriteStatus.EXISTS if at in found else WriteStatus.FULL
         self._state.count("drafts_evicted", len(lost) - len(found))
 
