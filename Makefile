@@ -42,7 +42,8 @@ test: lint types ## Lint, check types, run all tests
 	$(PYTEST) --numprocesses $(JOBS) --dist loadfile --cov --cov-report term $(ARGS)
 
 test-engines: $(SGLANG_MADE)/sglang ## Test the linker in real SGLang servers, on the CPU
-	$(SGLANG_BIN)/python -m pytest $(SGLANG)/engine_tests --override-ini faulthandler_timeout=900 $(ARGS)
+	$(SGLANG_BIN)/python -m pytest $(SGLANG)/engine_tests --override-ini faulthandler_timeout=900 \
+		--numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(MADE)/test ## Check rules and format
 	$(BIN)/ruff check
