@@ -11,7 +11,7 @@ import numpy as np
 from kvlinker.device import DeviceAccess
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.plans import PreparedPages, TransferPlan
-from kvlinker.store import ReadRequest, ReadSession, ReadStatus, WriteBatch, WriteStatus
+from kvlinker.store import ReadRequest, ReadSession, ReadStatus, Store, WriteBatch, WriteStatus
 from kvlinker.testing import HostMemory, PoolMemory
 from kvlinker_file import FileStore
 
@@ -103,7 +103,7 @@ class Shelf:
         return WriteBatch(keys=tuple(keys), plan=self.plan(len(keys)), fingerprint=self.fingerprint)
 
     def put(
-        self, store: FileStore, keys: Sequence[bytes], *, allowed: bool = True
+        self, store: Store, keys: Sequence[bytes], *, allowed: bool = True
     ) -> tuple[WriteStatus, ...]:
         """Store the pages of some keys."""
         return store.write([self.batch(keys)], self.access, may_publish=lambda: allowed)[0]
@@ -134,7 +134,7 @@ class Shelf:
         return statuses
 
     def get(
-        self, store: FileStore, keys: Sequence[bytes], *, by_layer: bool = False
+        self, store: Store, keys: Sequence[bytes], *, by_layer: bool = False
     ) -> tuple[ReadStatus, ...]:
         """Open a session and read."""
         with store.open_read(self.request(keys)) as session:
