@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from file_shelf import Shelf, make_key
 
-from kvlinker.errors import ContractError
+from kvlinker.errors import ContractError, StoreError
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing.stores import (
     Damage,
@@ -193,6 +193,45 @@ def test_without_a_path_it_is_the_user_s(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert options.path == Path("/dev/shm/kvlinker-4711")  # noqa: S108  # the place under test
     assert options.capacity == 8 << 30
+
+
+def _made_for_us(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+
+
+def _linked_elsewhere(folder: Path) -> None:
+    folder.symlink_to("/dev/shm")  # noqa: S108  # the place under test
+
+
+@pytest.mark.parametrize(
+    ("make", "owner"), [(_made_for_us, os.geteuid() + 1), (_linked_elsewhere, os.geteuid())]
+)
+def test_a_folder_that_another_user_made_under_this_user_s_name_is_refused(
+    make: Callable[[Path], None], owner: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody may make folders in /dev/shm, and who owns one reads and changes what lies in it."""
+    folder = Path(f"/dev/shm/kvlinker-{os.getpid()}4711")  # noqa: S108  # the place under test
+    monkeypatch.setattr(os, "getuid", lambda: int(f"{os.getpid()}4711"))
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    make(folder)
+    try:
+        with pytest.raises(StoreError, match=r"no folder of this user's"):
+            open_memory_store(MemoryStoreOptions(capacity=CAPACITY))
+    finally:
+        folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
+
+
+def test_the_user_s_own_folder_is_made_for_the_user_alone_and_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(f"/dev/shm/kvlinker-{os.getpid()}4711")  # noqa: S108  # the place under test
+    monkeypatch.setattr(os, "getuid", lambda: int(f"{os.getpid()}4711"))
+    try:
+        for _ in range(2):
+            open_memory_store(MemoryStoreOptions(capacity=CAPACITY)).close()
+            assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(

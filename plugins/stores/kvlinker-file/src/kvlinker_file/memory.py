@@ -18,7 +18,7 @@ from kvlinker.spelling import nearest_names
 from kvlinker.store import Store
 from kvlinker_file.options import FileStoreOptions
 from kvlinker_file.store import FileStore
-from kvlinker_file.tmpfs import check_room, check_tmpfs
+from kvlinker_file.tmpfs import check_owner, check_room, check_tmpfs
 
 __all__ = ["MemoryStoreOptions", "describe_plugin", "open_memory_store", "open_store"]
 
@@ -93,11 +93,13 @@ def open_memory_store(options: MemoryStoreOptions) -> FileStore:
 
     Raises:
         ContractError: an option has a wrong value, the folder is in no tmpfs, or there is less memory than that.
-        StoreError: as FileStore raises it.
+        StoreError: the user's folder is another user's; or as FileStore raises it.
     """
     own = options.file_options()
     check_tmpfs(own.path)
     check_room(own.path, own.capacity)
+    if options.path is None:
+        check_owner(own.path)
     return FileStore(own, is_temporary=not options.keep)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 from kvlinker.errors import ContractError, StoreError
 
-__all__ = ["check_room", "check_tmpfs"]
+__all__ = ["check_owner", "check_room", "check_tmpfs"]
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _MEMORY = Path("/proc/meminfo")
@@ -49,6 +50,26 @@ def _kinds() -> dict[str, str]:
         mount, _, kind = line.partition(" - ")
         kinds[mount.split(" ")[2]] = kind.split(" ")[0]
     return kinds
+
+
+def check_owner(path: Path) -> None:
+    """Make a folder whose name everybody can guess, or do nothing where this user has made it.
+
+    Where everybody may make folders, another user could be first: who owns a folder reads and changes what lies in it.
+
+    Raises:
+        StoreError: it is another user's, or no folder.
+    """
+    with suppress(OSError):  # what is in the way is seen below, or by whoever opens it
+        path.mkdir(mode=0o700)
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+            msg = (
+                f"memory store {path}: it is no folder of this user's (user {os.geteuid()}), but something of user "
+                f"{found.st_uid}'s; name a path of your own, or have it removed"
+            )
+            raise StoreError(msg)
 
 
 def check_room(path: Path, capacity: int) -> None:
