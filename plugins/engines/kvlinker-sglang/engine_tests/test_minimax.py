@@ -358,10 +358,16 @@ def test_a_draft_of_another_format_than_a_plain_target_is_refused() -> None:
             nvfp4_pool,
             "main_pool.SCALE_GROUP_SIZE",
             32,
-            "has a scale for each 32 values, and described is one for 16",
+            r"has a scale for each 32 values, relative to \[1.0\], and described is one for 16",
+        ),
+        (
+            nvfp4_pool,
+            "index_k_pool.global_scale",
+            torch.tensor([0.5]),
+            r"has a scale for each 16 values, relative to \[0.5\], and described",
         ),
     ],
-    ids=["layers", "keys", "type", "types", "keys_class", "main_class", "blocks"],
+    ids=["layers", "keys", "type", "types", "keys_class", "main_class", "blocks", "scale"],
 )
 def test_what_is_kept_otherwise_is_refused(
     make: Callable[[], object], attribute: str, value: object, reason: str
@@ -375,6 +381,20 @@ def test_what_is_kept_otherwise_is_refused(
 
     with pytest.raises(UnsupportedKVCacheError, match=reason):
         describe(pool, 16 if make is minimax_pool else 128)
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [(nvfp4_pool, "main_pool"), (nvfp4_pool, "index_k_pool"), (minimax_pool, "index_k_pool")],
+    ids=["nvfp4_main", "nvfp4_keys", "keys_alone"],
+)
+def test_b96_a_part_with_pages_of_its_own_is_refused(make: Callable[[], object], part: str) -> None:
+    pool = make()
+    vars(part_of(pool, part))["page_size"] = 8
+    size = 16 if make is minimax_pool else 128
+
+    with pytest.raises(ContractError, match=rf"pages of 8 slots.*pages of {size}"):
+        describe(pool, size)
 
 
 def test_nvfp4_keys_that_lost_their_scales_are_refused_with_the_name() -> None:

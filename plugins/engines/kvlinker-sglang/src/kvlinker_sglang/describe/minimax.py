@@ -60,7 +60,7 @@ def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
     """Return the description of a worker's pool and its drafts; see `describe_pool`."""
     target = _minimax_pool(pool, request)
     is_packed = class_name(pool) == NVFP4_POOL
-    heads = packed_heads(target.main_pool) if is_packed else plain_heads(target.main_pool, request)
+    heads = (packed_heads if is_packed else plain_heads)(target.main_pool, request)
     parts = [heads, _index(target, request, is_packed=is_packed)]
     parts.append(_drafts(heads, request, apart=is_packed))
     return KVCacheDescription(
@@ -119,7 +119,7 @@ def _index(pool: _MiniMaxPool, request: DescribeRequest, *, is_packed: bool) -> 
     if not alone and not with_values:
         return Part()
     if is_packed:
-        return packed_index(pool.index_k_pool, alone, pool.layer_num)
+        return packed_index(pool.index_k_pool, alone, pool.layer_num, request)
     return plain_index(
         (pool.index_k_pool, alone), (pool.index_kv_pool, with_values), pool.layer_num, request
     )

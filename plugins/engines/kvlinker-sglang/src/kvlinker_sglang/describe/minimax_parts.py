@@ -22,6 +22,7 @@ from kvlinker_sglang.describe.classes import changed, class_name
 from kvlinker_sglang.describe.heads import POOL as HEADS_POOL
 from kvlinker_sglang.describe.heads import heads_facts, heads_pool, heads_roles
 from kvlinker_sglang.describe.refusals import require_class
+from kvlinker_sglang.describe.requests import require_page_size
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,8 @@ class _PackedKeys(_Keys, Protocol):
 
     SCALE_GROUP_SIZE: int
     """Values that share a scale."""
+    global_scale: torch.Tensor
+    """What all scales are relative to."""
     k_scale_buffer: list[torch.Tensor]
 
 
@@ -97,16 +100,17 @@ def plain_heads(pool: object, request: DescribeRequest) -> Part:
     return Part(roles=heads_roles("", [heads]), facts=facts)
 
 
-def packed_heads(pool: object) -> Part:
+def packed_heads(pool: object, request: DescribeRequest) -> Part:
     """Return K and V of all layers, and their scales; values of a head are together in a page.
 
     Raises:
         UnsupportedKVCacheError: they are kept otherwise.
+        ContractError: their pages are not the tree's.
     """
     require_class(pool, _PACKED_HEADS, _NVFP4_HEADS)
     if not isinstance(pool, _PackedHeads):
         raise changed(pool, _PackedHeads)
-    _require_blocks(pool, _NVFP4_HEADS)
+    _require_blocks(pool, _NVFP4_HEADS, request)
     roles = {
         "k": spans_of("k", lambda: pool.k_buffer),
         "v": spans_of("v", lambda: pool.v_buffer),
@@ -156,7 +160,7 @@ def plain_index(
         values |= _readers(with_values[1], lambda: both.v_buffer, both.page_size)
         facts = _index_facts(both)
     if alone[1]:
-        pool = _keys_alone(alone[0])
+        pool = _keys_alone(alone[0], request)
         keys |= _readers(alone[1], lambda: pool.k_buffer, pool.page_size)
         require_same_facts(_index_facts(pool), facts or _index_facts(pool), _INDEX)
         facts = _index_facts(pool)
@@ -166,16 +170,19 @@ def plain_index(
     return Part(roles=roles, facts={**facts, "index_has_values": int(bool(values))})
 
 
-def packed_index(pool: object, places: Mapping[int, int], layers: int) -> Part:
+def packed_index(
+    pool: object, places: Mapping[int, int], layers: int, request: DescribeRequest
+) -> Part:
     """Return the index keys of a stage's layers, and their scales.
 
     Raises:
         UnsupportedKVCacheError: they are kept otherwise.
+        ContractError: their pages are not the tree's.
     """
     require_class(pool, _PACKED_KEYS, _NVFP4_INDEX)
     if not isinstance(pool, _PackedKeys):
         raise changed(pool, _PackedKeys)
-    _require_blocks(pool, _NVFP4_INDEX)
+    _require_blocks(pool, _NVFP4_INDEX, request)
     keys = _readers(places, lambda: pool.k_buffer, 1)
     scales = _readers(places, lambda: pool.k_scale_buffer, 1)
     return Part(
@@ -214,10 +221,11 @@ def _layer_spans(role: str, held: Mapping[int, _Read], layers: int) -> tuple[Buf
     return spans_of(role, lambda: EachTensor(layers, read))
 
 
-def _keys_alone(pool: object) -> _Keys:
+def _keys_alone(pool: object, request: DescribeRequest) -> _Keys:
     require_class(pool, _KEYS_POOL, _INDEX)
     if not isinstance(pool, _Keys):
         raise changed(pool, _Keys)
+    require_page_size(pool, pool.page_size, request)
     return pool
 
 
@@ -236,15 +244,18 @@ def _index_facts(pool: _Keys) -> dict[str, Fact]:
     }
 
 
-def _require_blocks(pool: _PackedKeys, where: str) -> None:
-    """Refuse values of which another number than nvfp4's share a scale.
+def _require_blocks(pool: _PackedKeys, where: str, request: DescribeRequest) -> None:
+    """Refuse values that share scales otherwise than nvfp4's with no scale but those of their blocks.
 
     Raises:
         UnsupportedKVCacheError: so it is.
+        ContractError: the pages are not the tree's: a row, which is a page, would hold another number of slots.
     """
-    if pool.SCALE_GROUP_SIZE != _NVFP4_BLOCK:
+    require_page_size(pool, pool.page_size, request)
+    if pool.SCALE_GROUP_SIZE != _NVFP4_BLOCK or not bool((pool.global_scale == 1).all()):
         msg = (
-            f"{where}, a {class_name(pool)}, has a scale for each {pool.SCALE_GROUP_SIZE} values, and described is "
-            f"one for {_NVFP4_BLOCK}; use a version of SGLang that kvlinker-sglang was tested with"
+            f"{where}, a {class_name(pool)}, has a scale for each {pool.SCALE_GROUP_SIZE} values, relative to "
+            f"{pool.global_scale.tolist()}, and described is one for {_NVFP4_BLOCK}, relative to 1; "
+            f"use a version of SGLang that kvlinker-sglang was tested with"
         )
         raise UnsupportedKVCacheError(msg)
