@@ -45,7 +45,18 @@ _OUTSIDE = (
     "urllib.",
 )
 """Beginnings of the audit events of whatever reads or changes the world."""
-_HEAVY = ("cupy", "jax", "mooncake", "nixl", "redis", "sglang", "torch", "transformers", "vllm")
+_HEAVY = (
+    "cupy",
+    "jax",
+    "mooncake",
+    "nixl",
+    "obstore",
+    "redis",
+    "sglang",
+    "torch",
+    "transformers",
+    "vllm",
+)
 _DEADLINE_S = 120.0
 
 

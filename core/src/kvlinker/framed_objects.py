@@ -1,0 +1,264 @@
+"""Framed objects lie whole under one name each: a header in front of a payload, in stores that keep values by name.
+
+What such stores have in common: they tell by the headers what lies under their names, ask for neighbouring
+ranges at once, compare checksums before a byte is copied, and make frames of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlinker.description import IndexArray
+from kvlinker.device import DeviceAccess, HostObjects
+from kvlinker.frames import (
+    PREFIX_BYTES,
+    Checksum,
+    FrameHeaders,
+    FrameLayout,
+    FrameStatus,
+    decode_headers,
+    encode_headers,
+    header_bytes,
+    read_range_count,
+)
+from kvlinker.plans import TransferPlan
+from kvlinker.spans import BufferSpan
+from kvlinker.store import ObjectKey, WriteBatch
+
+__all__ = [
+    "FoundObjects",
+    "Look",
+    "Piece",
+    "WantedObjects",
+    "are_ranges_right",
+    "cut_plan",
+    "frame_pages",
+    "sort_values",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedObjects:
+    """Objects that are looked for, and what they must look like."""
+
+    keys: tuple[ObjectKey, ...]
+    object_bytes: int
+    """Payload bytes."""
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FoundObjects:
+    """Objects that are there and right as far as their headers say, all with as many ranges."""
+
+    positions: IndexArray
+    """[objects] which objects of the request these are, ascending."""
+    headers: FrameHeaders
+    raw: tuple[bytes, ...]
+    """[objects] the headers as they were read."""
+
+    @property
+    def header_bytes(self) -> int:
+        """Where the payloads begin in their values."""
+        return len(self.raw[0])
+
+    def alike(self) -> Iterator[IndexArray]:
+        """Yield numbers of objects whose tables of ranges are the same: all at once, as those of one layout are."""
+        everything = np.arange(len(self.positions), dtype=np.int64)
+        if self.headers.is_uniform:
+            yield everything
+        else:
+            yield from np.split(everything, len(everything))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Look:
+    """What lies under the keys of a request, by position."""
+
+    parts: list[FoundObjects] = field(default_factory=list)
+    absent: list[int] = field(default_factory=list)
+    """Keys with no value, or an empty one."""
+    others: list[int] = field(default_factory=list)
+    """Objects of another layout or length."""
+    damaged: list[int] = field(default_factory=list)
+    """Values that are no object, or not all of one."""
+
+    @property
+    def found(self) -> list[int]:
+        """The objects that were looked for, ascending."""
+        return sorted(at for part in self.parts for at in part.positions.tolist())
+
+
+def sort_values(
+    wanted: WantedObjects,
+    beginnings: Sequence[bytes | None],
+    lengths: Sequence[int],
+    *,
+    checksum: Checksum,
+) -> Look:
+    """Tell what lies under each key.
+
+    Args:
+        wanted: what is looked for.
+        beginnings: [keys] what each value begins with, at least its header; None where there is no value.
+        lengths: [keys] bytes of each value.
+        checksum: the function that made the headers' checksums.
+    """
+    look = Look()
+    groups: dict[int, list[int]] = {}
+    for at, (raw, length) in enumerate(zip(beginnings, lengths, strict=True)):
+        if raw is None or not length:
+            look.absent.append(at)
+            continue
+        ranges = read_range_count(raw[:PREFIX_BYTES])
+        if ranges is None or len(raw) < header_bytes(ranges):
+            look.damaged.append(at)
+        else:
+            groups.setdefault(ranges, []).append(at)
+    for ranges, positions in groups.items():
+        headers = [(beginnings[at] or b"")[: header_bytes(ranges)] for at in positions]
+        sizes = np.array([lengths[at] for at in positions])
+        _sort_group(look, wanted, np.array(positions, dtype=np.int64), headers, sizes, checksum)
+    return look
+
+
+def _sort_group(
+    look: Look,
+    wanted: WantedObjects,
+    positions: IndexArray,
+    raw: Sequence[bytes],
+    lengths: NDArray[np.int64],
+    checksum: Checksum,
+) -> None:
+    """Put values whose headers are equally long where they belong."""
+    size = len(raw[0])
+    headers = decode_headers(
+        np.frombuffer(b"".join(raw), dtype=np.uint8).reshape(len(raw), size),
+        ranges=read_range_count(raw[0][:PREFIX_BYTES]) or 0,
+        keys=[wanted.keys[at] for at in positions.tolist()],
+        fingerprint=wanted.fingerprint,
+        payload_bytes=wanted.object_bytes,
+        checksum=checksum,
+    )
+    is_intact = headers.status == FrameStatus.INTACT
+    is_whole = lengths == size + wanted.object_bytes
+    is_damaged = (headers.status == FrameStatus.BROKEN) | (is_intact & ~is_whole)
+    look.others += positions[headers.status == FrameStatus.FOREIGN].tolist()
+    look.damaged += positions[is_damaged].tolist()
+    kept = np.flatnonzero(is_intact & is_whole)
+    if not len(kept):
+        return
+    look.parts.append(
+        FoundObjects(
+            positions=positions[kept],
+            headers=FrameHeaders(
+                status=headers.status[kept],
+                offsets=headers.offsets[kept],
+                sizes=headers.sizes[kept],
+                checksums=headers.checksums[kept],
+            ),
+            raw=tuple(raw[i] for i in kept.tolist()),
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """Neighbouring ranges of an object, and what of a plan lies in them."""
+
+    start: int
+    """Offset in the payload."""
+    size: int
+    frames: slice
+    """Which ranges of the header these are."""
+    plan: TransferPlan
+
+
+def cut_plan(headers: FrameHeaders, number: int, plan: TransferPlan, limit: int) -> Iterator[Piece]:
+    """Cut what a plan needs of an object into neighbouring ranges of at most `limit` bytes, where that can be."""
+    offsets, sizes = headers.offsets[number], headers.sizes[number]
+    lows, highs = plan.spans.offset, plan.spans.offset + plan.range_bytes
+    ranges = headers.covering(number, lows, plan.range_bytes)
+    if not len(ranges):
+        return
+    ends = offsets + sizes
+    first = int(ranges[0])
+    for last, following in zip(ranges.tolist(), [*ranges.tolist()[1:], -1], strict=True):
+        end = int(ends[last])
+        is_gap = following != last + 1
+        is_long = not is_gap and int(ends[following]) - int(offsets[first]) > limit
+        if is_gap or (is_long and not ((lows < end) & (highs > end)).any()):
+            start = int(offsets[first])
+            yield Piece(
+                start=start,
+                size=end - start,
+                frames=slice(first, last + 1),
+                plan=_within(plan, (lows >= start) & (highs <= end)),
+            )
+            first = following
+
+
+def _within(plan: TransferPlan, chosen: NDArray[np.bool_]) -> TransferPlan:
+    if chosen.all():
+        return plan
+    return TransferPlan(
+        pages=plan.pages, spans=plan.spans.select(chosen), part_bytes=plan.part_bytes
+    )
+
+
+def are_ranges_right(
+    headers: FrameHeaders, number: int, piece: Piece, view: memoryview, *, checksum: Checksum
+) -> bool:
+    """Whether the bytes of a piece have the length and the checksums that the header says."""
+    if len(view) != piece.size:
+        return False
+    starts = headers.offsets[number, piece.frames] - piece.start
+    ends = starts + headers.sizes[number, piece.frames]
+    expected = headers.checksums[number, piece.frames].tolist()
+    places = zip(starts.tolist(), ends.tolist(), expected, strict=True)
+    return all(checksum(view[start:end]) == wanted for start, end, wanted in places)
+
+
+def frame_pages(
+    batch: WriteBatch,
+    layout: FrameLayout,
+    positions: IndexArray,
+    rows: NDArray[np.uint8],
+    memory: DeviceAccess,
+    *,
+    checksum: Checksum,
+) -> None:
+    """Copy objects of a batch out of pool memory, and write their headers in front of them.
+
+    Args:
+        batch: whose objects.
+        layout: of every object.
+        positions: [rows] which objects.
+        rows: [rows, header_bytes + payload_bytes] is filled.
+        memory: copies them.
+        checksum: of ranges and headers.
+    """
+    plan = batch.plan if len(positions) == batch.plan.num_pages else batch.plan.select(positions)
+    span = BufferSpan(
+        base_ptr=rows.ctypes.data,
+        rows=len(rows),
+        row_bytes=rows.shape[1],
+        row_stride=rows.shape[1],
+        label="values",
+    )
+    slots = np.arange(len(rows), dtype=np.int64)
+    memory.copy_out(plan, HostObjects(span=span, slots=slots, first_offset=-layout.header_bytes))
+    starts = np.array(layout.offsets) + layout.header_bytes
+    places = list(zip(starts.tolist(), (starts + layout.sizes).tolist(), strict=True))
+    checksums = [[checksum(row.data[start:end]) for start, end in places] for row in rows]
+    rows[:, : layout.header_bytes] = encode_headers(
+        layout,
+        [batch.keys[at] for at in positions.tolist()],
+        batch.fingerprint,
+        np.array(checksums, dtype=np.uint64),
+        checksum=checksum,
+    )
