@@ -7,56 +7,25 @@ process on the same machine: it takes a core of its own, and its speed is part o
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
-from measuring import Row, Scale, Times, in_turn, missing_peer, run_script, size, timed
+from measuring import Row, Scale, missing_peer, run_script
 from numpy.typing import NDArray
-from pages import MIB, PagePool, object_keys
+from pages import MIB
+from remote_stores import SHAPES, Contest, RawClient, Shape, measure_lookup, measure_shape
 
-from kvlinker.device import HostAccess
-from kvlinker.plans import TransferPlan
-from kvlinker.store import ReadRequest, ReadStatus, WriteBatch, WriteStatus
 from kvlinker_redis import RedisStore, RedisStoreOptions
 
 TOPIC = "Redis store"
-FINGERPRINT = b"benchmark"
-TARGET = 0.9
-"""Of the client's own speed."""
 CALL_BYTES = 8 * MIB
-LOOKED_UP = 4096
 START_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Objects of one kind."""
-
-    name: str
-    ranges: Sequence[int]
-    """Bytes of each range, one for a layer."""
-
-    @property
-    def object_bytes(self) -> int:
-        """Bytes of an object."""
-        return sum(self.ranges)
-
-
-SHAPES = (
-    Shape(name="61 ranges of 42 KB", ranges=[41_984] * 61),
-    Shape(name="objects of 0.5 MB", ranges=[65_536] * 8),
-    Shape(name="objects of 8 MB", ranges=[131_072] * 64),
-)
 
 
 @contextmanager
@@ -88,7 +57,7 @@ def _wait_for(port: int) -> None:
             return
 
 
-class Client:
+class Client(RawClient):
     """redis-py itself: values from a block of memory and back as bytes."""
 
     def __init__(self, port: int, shape: Shape, block: NDArray[np.uint8]) -> None:
@@ -141,7 +110,10 @@ class Client:
 
     def look_up(self, names: Sequence[str]) -> None:
         """Ask for values one by one."""
-        if sum(int(str(reply)) for reply in self._run([("EXISTS", name) for name in names], 1024)):
+        if sum(
+            int(str(reply))
+            for reply in self._run([("EXISTS", f"kvlinker:{{{name}}}") for name in names], 1024)
+        ):
             message = "values were found that nobody wrote"
             raise RuntimeError(message)
 
@@ -152,150 +124,6 @@ def _check(replies: Sequence[object], length: int) -> None:
         raise RuntimeError(message)
 
 
-class Ours:
-    """A store and a pool whose pages it moves."""
-
-    def __init__(self, port: int, shape: Shape, pages: int) -> None:
-        """Make the pool, and open the store."""
-        url = f"redis://127.0.0.1:{port}/0"
-        self.store = RedisStore(RedisStoreOptions(url=url, call_bytes=CALL_BYTES))
-        self._pool = PagePool.make("kv", shape.ranges, pages)
-        self._shape = shape
-        self._pages = pages
-        self._salts = itertools.count(1)
-        self._stored = object_keys(pages)
-        self.offload(slice(None), salt=0)
-
-    def _plan(self, part: slice, layer: int | None = None) -> TransferPlan:
-        locations = self._pool.entry.prepare_locations(self._pool.chosen[part])
-        if layer is None:
-            return self._pool.entry.page_plan(locations)
-        plan = self._pool.entry.layer_plan(locations, layer)
-        if plan is None:
-            message = f"no layer {layer}"
-            raise RuntimeError(message)
-        return plan
-
-    def new_salt(self) -> int:
-        """Forget what the last offload wrote, and return a number for the keys of the next one."""
-        salt = next(self._salts)
-        self.store.delete(object_keys(self._pages, salt=salt - 1) if salt > 1 else [])
-        return salt
-
-    def offload(self, part: slice, *, salt: int) -> None:
-        """Write some pages."""
-        keys = object_keys(self._pages, salt=salt)[part]
-        batch = WriteBatch(keys=keys, plan=self._plan(part), fingerprint=FINGERPRINT)
-        (statuses,) = self.store.write([batch], HostAccess(), may_publish=lambda: True)
-        if set(statuses) != {WriteStatus.WRITTEN}:
-            message = f"not everything was written: {set(statuses)}"
-            raise RuntimeError(message)
-
-    def load(self, part: slice, *, by_layer: bool) -> None:
-        """Read some pages, whole or layer by layer."""
-        request = ReadRequest(
-            keys=self._stored[part],
-            object_bytes=self._shape.object_bytes,
-            fingerprint=FINGERPRINT,
-        )
-        layers: Sequence[int | None] = range(len(self._shape.ranges)) if by_layer else [None]
-        with self.store.open_read(request) as session:
-            for layer in layers:
-                if set(session.read(self._plan(part, layer), HostAccess())) != {ReadStatus.OK}:
-                    message = "not everything was read"
-                    raise RuntimeError(message)
-
-
-def in_threads(pages: int, threads: int, run: Callable[[slice], object]) -> Callable[[], float]:
-    """Return what runs a share of the pages in each of some threads, and returns the seconds."""
-    step = -(-pages // threads)
-    parts = [slice(start, start + step) for start in range(0, pages, step)]
-
-    def measure() -> float:
-        with ThreadPoolExecutor(threads) as pool:
-            start = time.perf_counter()
-            for task in [pool.submit(run, part) for part in parts]:
-                task.result()
-            return time.perf_counter() - start
-
-    return measure
-
-
-def rows_of(what: str, times: Times, moved: int) -> Iterator[Row]:
-    """Yield the comparison with the client, and the one with a copy of as many bytes."""
-    yield Row(
-        topic=TOPIC,
-        what=what,
-        against="redis-py, the same bytes",
-        ratio=times.ratio("client", "ours"),
-        figures=times.figures("client", "ours"),
-        target=TARGET,
-        why_missed="the client stops at bytes; the store also checks them and copies them to scattered pages",
-    )
-    if moved:
-        yield Row(
-            topic=TOPIC,
-            what=what,
-            against=f"memcpy of {size(moved)}",
-            ratio=times.ratio("memcpy", "ours"),
-            figures=times.figures("memcpy", "ours"),
-        )
-
-
-def measure_shape(port: int, shape: Shape, scale: Scale) -> Iterator[Row]:
-    """Yield the rows of one shape, with one and with two threads."""
-    pages = max(2, scale.choose(96 * MIB, 2 * MIB) // shape.object_bytes)
-    moved = pages * shape.object_bytes
-    block = np.random.default_rng(1).integers(0, 255, (pages, shape.object_bytes), dtype=np.uint8)
-    target = np.empty_like(block)
-    client, ours = Client(port, shape, block), Ours(port, shape, pages)
-    copy = timed(lambda: ctypes.memmove(target.ctypes.data, block.ctypes.data, moved))
-    client.put(slice(None))
-
-    def offload_in(threads: int) -> Callable[[], float]:
-        def offload() -> float:
-            salt = ours.new_salt()
-            return in_threads(pages, threads, lambda part: ours.offload(part, salt=salt))()
-
-        return offload
-
-    for threads in (1, 2):
-        with_threads = f"{shape.name}, {threads} thread{'s' if threads > 1 else ''}"
-        runs = {
-            "offload": (offload_in(threads), client.put),
-            "load, whole": (
-                in_threads(pages, threads, lambda part: ours.load(part, by_layer=False)),
-                client.get,
-            ),
-            "load, by layer": (
-                in_threads(pages, threads, lambda part: ours.load(part, by_layer=True)),
-                client.get_ranges,
-            ),
-        }
-        for action, (mine, theirs) in runs.items():
-            both = {"ours": mine, "client": in_threads(pages, threads, theirs), "memcpy": copy}
-            yield from rows_of(
-                f"{action}, {with_threads}", in_turn(both, rounds=scale.rounds), moved
-            )
-    client.forget()
-    ours.store.close()
-
-
-def measure_lookup(port: int, scale: Scale) -> Iterator[Row]:
-    """Yield the row of a lookup of absent objects, which has no bytes to copy."""
-    shape = SHAPES[1]
-    client = Client(port, shape, np.empty((0, shape.object_bytes), dtype=np.uint8))
-    ours = Ours(port, shape, 2)
-    keys = object_keys(scale.choose(LOOKED_UP, 128), salt=10**6)
-    names = [f"kvlinker:{{{key.hex()}}}" for key in keys]
-    both = {
-        "ours": timed(lambda: ours.store.exists(keys)),
-        "client": timed(lambda: client.look_up(names)),
-    }
-    yield from rows_of(f"lookup of {len(keys)} keys", in_turn(both, rounds=scale.rounds), 0)
-    ours.store.close()
-
-
 def measure(scale: Scale) -> Iterator[Row]:
     """Yield the rows."""
     binary = shutil.which("redis-server")
@@ -304,9 +132,16 @@ def measure(scale: Scale) -> Iterator[Row]:
         yield missing_peer(TOPIC, "everything", "redis-py, the same bytes", reason)
         return
     with redis_server(binary) as port:
+        url = f"redis://127.0.0.1:{port}/0"
+        contest = Contest(
+            topic=TOPIC,
+            client="redis-py",
+            make_client=lambda shape, block: Client(port, shape, block),
+            open_store=lambda: RedisStore(RedisStoreOptions(url=url, call_bytes=CALL_BYTES)),
+        )
         for shape in SHAPES:
-            yield from measure_shape(port, shape, scale)
-        yield from measure_lookup(port, scale)
+            yield from measure_shape(contest, shape, scale)
+        yield from measure_lookup(contest, scale)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ SCRIPTS = (
     "bench_lookup",
     "bench_file_index",
     "bench_redis",
+    "bench_s3",
     "bench_startup",
 )
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
