@@ -16,15 +16,15 @@ from kvlinker.framed_objects import (
     FoundObjects,
     Piece,
     WantedObjects,
-    are_ranges_right,
     cut_plan,
 )
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan, MemoryRegion
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
+from kvlinker_s3.fetching import Fetched, fetch
 from kvlinker_s3.headers import look_at
-from kvlinker_s3.requests import begin_of, delete, ranges_of
-from kvlinker_s3.state import StoreState, checksum, parts_of
+from kvlinker_s3.requests import begin_of, delete
+from kvlinker_s3.state import StoreState, parts_of
 
 __all__ = ["S3ReadSession"]
 
@@ -118,29 +118,32 @@ class S3ReadSession(ReadSession):
         pieces: Sequence[Piece],
         memory: DeviceAccess,
     ) -> None:
-        starts = [part.header_bytes + piece.start for piece in pieces]
-        sizes = [piece.size for piece in pieces]
+        block = self._state.blocks.take(len(numbers) * sum(piece.size for piece in pieces))
+        rows = _rows_of(block, pieces, len(numbers))
         positions = part.positions[numbers]
-        found = self._state.reads.run(
-            [ranges_of(self._names[at], starts, sizes) for at in positions.tolist()]
-        )
-        is_there = np.array([views is not None for views in found])
-        self._vanish(positions[~is_there])
-        numbers, positions = numbers[is_there], positions[is_there]
-        answers = [views for views in found if views is not None]
-        is_right, is_whole = _compared(part, numbers, pieces, answers)
-        self._look_again(part, numbers[~is_right], is_whole[~is_right])
+        fetches = [
+            fetch(self._names[at], part, number, pieces, [of_piece[row] for of_piece in rows])
+            for row, (at, number) in enumerate(
+                zip(positions.tolist(), numbers.tolist(), strict=True)
+            )
+        ]
+        fetched = np.array([found.value for found in self._state.reads.run(fetches)])
+        is_right = fetched == Fetched.RIGHT.value
         if is_right.any():
-            right = [views for views, is_so in zip(answers, is_right, strict=True) if is_so]
-            for at, piece in enumerate(pieces):
-                _copy_in(piece, positions[is_right], [views[at] for views in right], memory)
+            for piece, of_piece in zip(pieces, rows, strict=True):
+                _copy_in(piece, positions[is_right], of_piece, np.flatnonzero(is_right), memory)
+        self._state.blocks.give(block)  # where it went wrong, requests may still be filling it
+        self._vanish(positions[fetched == Fetched.GONE.value])
+        is_short = fetched == Fetched.SHORT.value
+        wrong = is_short | (fetched == Fetched.CHANGED.value)
+        self._look_again(part, numbers[wrong], is_short[wrong])
 
     def _vanish(self, positions: IndexArray) -> None:
         """Note that objects went, or were written anew, since their headers were read."""
         self._status[positions] = _MISS
         self._state.count("vanished", len(positions))
 
-    def _look_again(self, part: FoundObjects, numbers: IndexArray, is_whole: Flags) -> None:
+    def _look_again(self, part: FoundObjects, numbers: IndexArray, is_short: Flags) -> None:
         """Tell objects that went or were written anew since their headers were read from damaged ones."""
         if not len(numbers):
             return
@@ -156,9 +159,9 @@ class S3ReadSession(ReadSession):
         )
         self._vanish(positions[~is_same])
         # A short answer says nothing of the object, which may be right.
-        self._status[positions[is_same & ~is_whole]] = _FAILED
-        self._state.count("short_answers", int((is_same & ~is_whole).sum()))
-        self._drop(positions[is_same & is_whole])
+        self._status[positions[is_same & is_short]] = _FAILED
+        self._state.count("short_answers", int((is_same & is_short).sum()))
+        self._drop(positions[is_same & ~is_short])
 
 
 def _groups(pieces: Iterator[Piece], limit: int) -> Iterator[Sequence[Piece]]:
@@ -173,39 +176,33 @@ def _groups(pieces: Iterator[Piece], limit: int) -> Iterator[Sequence[Piece]]:
         yield group
 
 
-def _compared(
-    part: FoundObjects,
-    numbers: IndexArray,
-    pieces: Sequence[Piece],
-    answers: Sequence[Sequence[memoryview]],
-) -> tuple[Flags, Flags]:
-    """Return of each object whether its bytes are right, and whether they are as many as were asked for."""
-    sizes = [piece.size for piece in pieces]
-    is_whole = np.array([[len(view) for view in views] == sizes for views in answers], dtype=bool)
-    is_right = [
-        all(
-            are_ranges_right(part.headers, number, piece, view, checksum=checksum)
-            for piece, view in zip(pieces, views, strict=True)
-        )
-        for number, views in zip(numbers.tolist(), answers, strict=True)
+def _rows_of(
+    block: NDArray[np.uint8], pieces: Sequence[Piece], count: int
+) -> Sequence[NDArray[np.uint8]]:
+    """Return the places in a block, [objects, bytes] for each piece."""
+    ends = np.cumsum([count * piece.size for piece in pieces]).tolist()
+    return [
+        block[end - count * piece.size : end].reshape(count, piece.size)
+        for piece, end in zip(pieces, ends, strict=True)
     ]
-    return np.array(is_right, dtype=bool), is_whole
 
 
 def _copy_in(
-    piece: Piece, positions: IndexArray, views: Sequence[memoryview], memory: DeviceAccess
+    piece: Piece,
+    positions: IndexArray,
+    rows: NDArray[np.uint8],
+    slots: IndexArray,
+    memory: DeviceAccess,
 ) -> None:
-    """Copy a piece of some objects into the pools."""
-    block = np.frombuffer(views[0] if len(views) == 1 else b"".join(views), dtype=np.uint8)
+    """Copy a piece of some objects, which are in some of the rows, into the pools."""
     span = BufferSpan(
-        base_ptr=block.ctypes.data,
-        rows=len(views),
+        base_ptr=rows.ctypes.data,
+        rows=len(rows),
         row_bytes=piece.size,
         row_stride=piece.size,
         label="values",
-        region=MemoryRegion(base_ptr=block.ctypes.data, size_bytes=block.nbytes, owner=block),
+        region=MemoryRegion(base_ptr=rows.ctypes.data, size_bytes=rows.nbytes, owner=rows),
     )
-    slots = np.arange(len(views), dtype=np.int64)
     plan = piece.plan
     selected = plan if len(positions) == plan.num_pages else plan.select(positions)
     memory.copy_in(selected, HostObjects(span=span, slots=slots, first_offset=piece.start))

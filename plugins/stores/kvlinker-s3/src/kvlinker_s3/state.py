@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import xxhash
 
+from kvlinker_s3.blocks import Blocks
 from kvlinker_s3.lanes import Lane
 from kvlinker_s3.names import Names
 from kvlinker_s3.options import S3StoreOptions
@@ -45,6 +46,8 @@ class StoreState:
         self.reads = Lane(options, "loads")
         """For lookups and loads."""
         self.writes = Lane(options, "offloads")
+        self.blocks = Blocks(options.call_bytes)
+        """For what loads have in host memory."""
         self.creates = True
         """Whether the server knows writes that do not replace; until it says otherwise."""
         self._lock = threading.Lock()
