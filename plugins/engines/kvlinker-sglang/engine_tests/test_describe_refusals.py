@@ -158,6 +158,16 @@ def test_slots_that_are_split_over_ranks_are_refused(refused: Refused) -> None:
         ("kv_cache_layout", "vectorized_5d", "laid out as 'vectorized_5d'"),
         ("kv_cache_layout", "hnd", r"'hnd' in buffers of \[3\] dimensions"),
         ("quant_method", object(), "quantizes by builtins.object"),
+        (
+            "k_scale_buffer",
+            [torch.zeros(1)],
+            "scales beside values that .*UnquantizedKVCacheMethod",
+        ),
+        (
+            "v_scale_buffer",
+            [torch.zeros(1)],
+            "scales beside values that .*UnquantizedKVCacheMethod",
+        ),
         ("post_capture_active", True, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"),
         ("dtype", torch.int8, "keeps torch.int8 values"),
     ],

@@ -366,8 +366,21 @@ def test_a_draft_of_another_format_than_a_plain_target_is_refused() -> None:
             torch.tensor([0.5]),
             r"has a scale for each 16 values, relative to \[0.5\], and described",
         ),
+        (minimax_pool, "dense_pool", heads_pool(), "has dense_pool, and says of no layer"),
+        (nvfp4_pool, "index_kv_pool", heads_pool(), "has index_kv_pool, and says of no layer"),
     ],
-    ids=["layers", "keys", "type", "types", "keys_class", "main_class", "blocks", "scale"],
+    ids=[
+        "layers",
+        "keys",
+        "type",
+        "types",
+        "keys_class",
+        "main_class",
+        "blocks",
+        "scale",
+        "dense",
+        "index",
+    ],
 )
 def test_what_is_kept_otherwise_is_refused(
     make: Callable[[], object], attribute: str, value: object, reason: str

@@ -79,6 +79,8 @@ class HeadsPool(Protocol):
     k_buffer: list[torch.Tensor]
     v_buffer: list[torch.Tensor]
     kv_cache_layout: str
+    k_scale_buffer: object
+    v_scale_buffer: object
     quant_method: object
     post_capture_active: bool
 
@@ -117,6 +119,12 @@ def heads_pool(pool: object, where: str, request: DescribeRequest) -> HeadsPool:
     if (method := class_name(pool.quant_method)) not in _METHODS:
         reason = _REASONS.get(method, _OTHER_METHOD)
         msg = f"{where}, a {class_name(pool)}, quantizes by {method}, {reason}"
+        raise UnsupportedKVCacheError(msg)
+    if pool.k_scale_buffer is not None or pool.v_scale_buffer is not None:
+        msg = (
+            f"{where}, a {class_name(pool)}, has scales beside values that {method} keeps as they are; "
+            f"use a version of SGLang that kvlinker-sglang was tested with"
+        )
         raise UnsupportedKVCacheError(msg)
     if pool.post_capture_active:
         msg = (

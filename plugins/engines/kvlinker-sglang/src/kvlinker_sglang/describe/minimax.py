@@ -44,6 +44,8 @@ class _MiniMaxPool(Protocol):
     start_layer: int
     end_layer: int
     main_pool: object
+    dense_pool: object
+    """K and V of layers without an index, where HiSparse keeps the others; None where it does not."""
     index_k_pool: object
     """Index keys alone; None where no layer of the stage has such."""
     index_kv_pool: object
@@ -61,6 +63,7 @@ def describe(pool: object, request: DescribeRequest) -> KVCacheDescription:
     target = _minimax_pool(pool, request)
     is_packed = class_name(pool) == NVFP4_POOL
     heads = (packed_heads if is_packed else plain_heads)(target.main_pool, request)
+    _refuse_unread(target)
     parts = [heads, _index(target, request, is_packed=is_packed)]
     parts.append(_drafts(heads, request, apart=is_packed))
     return KVCacheDescription(
@@ -95,6 +98,25 @@ def _minimax_pool(pool: object, request: DescribeRequest) -> _MiniMaxPool:
         )
         raise UnsupportedKVCacheError(msg)
     return pool
+
+
+def _refuse_unread(pool: _MiniMaxPool) -> None:
+    """Refuse parts of which no layer's place is read: they would be left out of every page.
+
+    Raises:
+        UnsupportedKVCacheError: there are some.
+    """
+    places = {
+        "dense_pool": (pool.dense_pool, {}),
+        "index_k_pool": (pool.index_k_pool, pool.index_k_layer_id_mapping),
+        "index_kv_pool": (pool.index_kv_pool, pool.index_kv_layer_id_mapping),
+    }
+    if unread := [name for name, (part, of) in places.items() if part is not None and not of]:
+        msg = (
+            f"{class_name(pool)} has {', '.join(unread)}, and says of no layer that it is kept there; use a version of "
+            f"SGLang that kvlinker-sglang was tested with"
+        )
+        raise UnsupportedKVCacheError(msg)
 
 
 def _layers(pool: _MiniMaxPool) -> tuple[LayerFacts, ...]:
