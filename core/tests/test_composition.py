@@ -134,6 +134,48 @@ def test_promotion_can_be_switched_off(registry: PluginRegistry) -> None:
     store.close()
 
 
+def test_an_encrypted_store_can_be_a_tier(registry: PluginRegistry) -> None:
+    far = {"encrypted": {"secret": "0f" * 32, "store": {"crate": {}}}}
+    tree = compose("tiers", {"stores": [{"box": {}}, far]})
+
+    store = tree.open(registry)
+
+    shelf, keys = Shelf(store), object_keys(1)
+    shelf.stock(keys)
+    (near,), (sealed,) = opened_by("box"), opened_by("crate")
+    assert (tree.title, tree.plugins) == ("box > encrypted crate", ("box", "crate"))
+    assert near.payload(keys[0]) == shelf.payload(keys[0])
+    assert shelf.payload(keys[0])[:64] not in sealed.payload(keys[0])
+    assert store.stats().counters["crate_written"] == 1
+    store.close()
+
+
+def test_tiers_can_be_encrypted_as_one(registry: PluginRegistry) -> None:
+    options = {"secret": "0F" * 32, "store": [{"box": {}}, {"crate": {}}]}
+    store = compose("encrypted", options).open(registry)
+
+    shelf, keys = Shelf(store), object_keys(1)
+    shelf.stock(keys)
+
+    (near,), (far,) = opened_by("box"), opened_by("crate")
+    assert near.payload(keys[0]) == far.payload(keys[0])
+    assert shelf.read(keys) == (ReadStatus.OK,)
+    store.close()
+
+
+@pytest.mark.parametrize("secret", ["hunter2", "0f" * 31, {"env": "X"}, 64 * " ", 5])
+def test_a_secret_that_is_none_is_refused_at_the_opening_and_not_shown(
+    registry: PluginRegistry, secret: object
+) -> None:
+    tree = compose("encrypted", {"secret": secret, "store": {"box": {}}})
+
+    with pytest.raises(ContractError, match="64 hexadecimal digits") as caught:
+        tree.open(registry)
+
+    assert "hunter2" not in str(caught.value) + repr(tree)
+    assert not opened_by("box")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [
@@ -151,6 +193,9 @@ def test_promotion_can_be_switched_off(registry: PluginRegistry) -> None:
         ("tiers", {"stores": [{"box": 3}]}, r"tiers\[0\].box must be an object"),
         ("tiers", {"stores": [{3: {}}]}, "by the name of its plugin"),
         ("tiers", {"stores": [[]]}, r"tiers\[0\].stores must be a list"),
+        ("encrypted", {"store": {"box": {}}}, "encrypted.secret is needed"),
+        ("encrypted", {"secret": "x"}, "encrypted.store must be .* got nothing"),
+        ("encrypted", {"secrets": "x"}, "unknown option 'secrets'; did you mean 'secret'"),
         ("tiers", {"store": []}, "unknown option 'store'; did you mean 'stores'"),
         ("tiers", {"zzz": []}, "unknown option 'zzz'; it takes stores, promotion_bytes"),
         ("tiers", {"stores": [{"box": {}}], "promotion_bytes": -1}, "must be at least 0, got -1"),

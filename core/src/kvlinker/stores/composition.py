@@ -1,27 +1,32 @@
 """A composition names stores and how they are put together, as a configuration writes it.
 
 `{NAME: OPTIONS}` is the store of a plugin, a list is tiers from near to far, and so is `{"tiers": {"stores": [...]}}`
-with options of its own.
+with options of its own. `{"encrypted": {"secret": ..., "store": ...}}` has one of all these in it.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvlinker.errors import ContractError
 from kvlinker.integers import as_integer
 from kvlinker.registry import PluginRegistry
 from kvlinker.spelling import nearest_names
 from kvlinker.store import Store
+from kvlinker.stores.encrypted import EncryptedStore
 from kvlinker.stores.tiered import PROMOTION_BYTES, tiered
 
-__all__ = ["TIERS", "StoreTree", "compose"]
+__all__ = ["ENCRYPTED", "TIERS", "StoreTree", "compose"]
 
 TIERS = "tiers"
-"""The name that is no plugin's: of stores in front of each other."""
+"""A name that is no plugin's: of stores in front of each other."""
+ENCRYPTED = "encrypted"
+"""A name that is no plugin's: of a store that sees no object as it is."""
+_SECRET = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class StoreTree(ABC):
@@ -114,13 +119,51 @@ class _Tiers(StoreTree):
         return names
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Encrypted(StoreTree):
+    """A store that sees no object as it is."""
+
+    store: StoreTree
+    secret: object = field(repr=False)
+    """Looked at when the store is opened: before, it may be a reference to where it is."""
+
+    @property
+    def name(self) -> str:
+        return self.store.name
+
+    @property
+    def title(self) -> str:
+        return f"{ENCRYPTED} {self.store.title}"
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        return self.store.plugins
+
+    def open(self, registry: PluginRegistry) -> Store:
+        secret = _secret_bytes(self.secret)
+        with ExitStack() as undo:
+            store = self.store.open(registry)
+            undo.callback(store.close)
+            made = EncryptedStore(store, secret)
+            undo.pop_all()
+            return made
+
+
+def _secret_bytes(secret: object) -> bytes:
+    if isinstance(secret, str) and _SECRET.fullmatch(secret):
+        return bytes.fromhex(secret)
+    msg = f"{ENCRYPTED}.secret must be 64 hexadecimal digits, such as of `openssl rand -hex 32`, and is something else"
+    raise ContractError(msg)
+
+
 def compose(name: str, options: Mapping[str, object]) -> StoreTree:
     """Return the store of a name and its options.
 
     Args:
-        name: of a store plugin, also as `distribution:name`, or `tiers`.
+        name: of a store plugin, also as `distribution:name`, or `tiers` or `encrypted`.
         options: the plugin's own, which it checks when it is opened; of `tiers`: `stores`, a list of which each
-            is `{NAME: OPTIONS}` or a list again, and `promotion_bytes`, as `TieredStore` takes it.
+            is `{NAME: OPTIONS}` or a list again, and `promotion_bytes`, as `TieredStore` takes it; of `encrypted`:
+            `store`, such a one, and `secret`, 64 hexadecimal digits when it is opened.
 
     Raises:
         ContractError: something is none of this; the text says where and what is meant.
@@ -147,6 +190,8 @@ def _named(name: object, options: object, *, where: str) -> StoreTree:
         raise ContractError(msg)
     if name == TIERS:
         return _tiers(options, where)
+    if name == ENCRYPTED:
+        return _encrypted(options, where)
     return _PluginStore(plugin=name, options={str(key): item for key, item in options.items()})
 
 
@@ -162,6 +207,14 @@ def _tiers(options: Mapping[object, object], where: str) -> StoreTree:
         stores=tuple(_tree(item, f"{where}[{i}]") for i, item in enumerate(stores)),
         promotion_bytes=as_integer(size, f"{where}.promotion_bytes", at_least=0),
     )
+
+
+def _encrypted(options: Mapping[object, object], where: str) -> StoreTree:
+    _check_known(options, ("secret", "store"), where)
+    if options.get("secret") is None:
+        msg = f"{where}.secret is needed: 64 hexadecimal digits, such as of `openssl rand -hex 32`"
+        raise ContractError(msg)
+    return _Encrypted(store=_tree(options.get("store"), f"{where}.store"), secret=options["secret"])
 
 
 def _check_known(options: Mapping[object, object], known: Sequence[str], where: str) -> None:

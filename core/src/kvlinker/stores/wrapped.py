@@ -1,0 +1,80 @@
+"""A wrapped store does what the store in it does, but for what a subclass changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvlinker.device import DeviceAccess
+from kvlinker.spans import MemoryRegion
+from kvlinker.store import (
+    Hold,
+    ObjectKey,
+    ReadRequest,
+    ReadSession,
+    Store,
+    StoreCapabilities,
+    StoreStats,
+    WriteBatch,
+    WriteStatus,
+)
+
+__all__ = ["WrappedStore"]
+
+
+class WrappedStore(Store):
+    """A store around another one, which it owns and closes."""
+
+    def __init__(self, store: Store) -> None:
+        """Take over an open store."""
+        self._inner = store
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """See Store."""
+        return self._inner.capabilities
+
+    def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """See Store."""
+        return self._inner.exists(keys)
+
+    def write(
+        self,
+        batches: Sequence[WriteBatch],
+        memory: DeviceAccess,
+        *,
+        may_publish: Callable[[], bool],
+    ) -> tuple[tuple[WriteStatus, ...], ...]:
+        """See Store."""
+        return self._inner.write(batches, memory, may_publish=may_publish)
+
+    def open_read(self, request: ReadRequest) -> ReadSession:
+        """See Store."""
+        return self._inner.open_read(request)
+
+    def hold(self, keys: Sequence[ObjectKey], *, seconds: float) -> Hold:
+        """See Store."""
+        return self._inner.hold(keys, seconds=seconds)
+
+    def register(self, regions: Sequence[MemoryRegion]) -> None:
+        """See Store."""
+        self._inner.register(regions)
+
+    def unregister(self) -> None:
+        """See Store."""
+        self._inner.unregister()
+
+    def delete(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """See Store."""
+        return self._inner.delete(keys)
+
+    def clear(self, namespace: bytes) -> int:
+        """See Store."""
+        return self._inner.clear(namespace)
+
+    def stats(self) -> StoreStats:
+        """See Store."""
+        return self._inner.stats()
+
+    def close(self) -> None:
+        """See Store."""
+        self._inner.close()

@@ -1,0 +1,169 @@
+"""Encryption: what the store inside sees, what opens, and what does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvlinker.errors import ContractError
+from kvlinker.store import Integrity, ReadStatus, WriteStatus
+from kvlinker.stores.encrypted import EncryptedStore
+from kvlinker.stores.sealing import BLOCK_BYTES, FRAME_EXTRA_BYTES, BlockLayout, Sealer
+from kvlinker.testing import FaultAccess, MemoryStore
+from kvlinker.testing.shelves import LAYERS, Shelf, object_keys
+
+OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT
+SECRET, OTHER = bytes(range(32)), bytes(32)
+PAGE = 5 * 8192
+"""Three blocks, the last one half as long."""
+FRAME = BLOCK_BYTES + FRAME_EXTRA_BYTES
+
+
+class Sealed:
+    """An encrypted store, the one in it, and pages beside it."""
+
+    def __init__(self) -> None:
+        self.inner = MemoryStore(integrity=Integrity.LENGTH)
+        self.store = EncryptedStore(self.inner, SECRET)
+        self.shelf = Shelf(self.store, page_bytes=PAGE)
+
+
+def test_what_the_store_inside_keeps_has_nothing_of_the_object() -> None:
+    sealed = Sealed()
+    (key,) = object_keys(1)
+    sealed.shelf.stock([key])
+
+    payload, kept = sealed.shelf.payload(key), sealed.inner.payload(key)
+
+    assert len(kept) == PAGE + 3 * FRAME_EXTRA_BYTES
+    assert not any(payload[at : at + 16] in kept for at in range(0, PAGE, 16))
+
+
+def test_two_objects_of_one_content_have_no_block_alike() -> None:
+    sealed = Sealed()
+    (key,) = object_keys(1)
+    sealed.shelf.stock([key])
+    first = sealed.inner.payload(key)
+    sealed.store.delete([key])
+    sealed.shelf.stock([key])
+    second = sealed.inner.payload(key)
+
+    assert not any(first[at : at + 16] in second for at in range(0, len(first) - 16, 16))
+
+
+def test_another_secret_finds_nothing_and_can_write_its_own() -> None:
+    sealed = Sealed()
+    keys = object_keys(2)
+    sealed.shelf.stock(keys)
+    other = Shelf(EncryptedStore(sealed.inner, OTHER), page_bytes=PAGE)
+
+    statuses = other.read(keys)
+
+    other.stock(keys)
+    assert statuses == (MISS, MISS)
+    assert other.read(keys) == (OK, OK)
+    assert sealed.shelf.read(keys) == (MISS, MISS)
+
+
+@pytest.mark.parametrize("place", [0, 16, FRAME - 1, FRAME, 3 * FRAME - 8192 - 1])
+def test_e3_a_bit_that_changes_anywhere_is_noticed_and_the_object_dropped(place: int) -> None:
+    sealed = Sealed()
+    first, second = object_keys(2)
+    sealed.shelf.stock([first, second])
+    kept = sealed.inner.payload(first)
+    sealed.inner.tamper(first, kept[:place] + bytes([kept[place] ^ 1]) + kept[place + 1 :])
+
+    statuses = sealed.shelf.read([first, second])
+
+    assert statuses == (CORRUPT, OK)
+    assert sealed.store.exists([first, second]) == (False, True)
+    assert sealed.store.stats().counters["unsealable"] == 1
+
+
+def test_an_object_in_another_s_place_does_not_open() -> None:
+    sealed = Sealed()
+    first, second = object_keys(2)
+    sealed.shelf.stock([first, second])
+    sealed.inner.tamper(first, sealed.inner.payload(second))
+
+    assert sealed.shelf.read([first, second]) == (CORRUPT, OK)
+
+
+def test_blocks_that_change_places_do_not_open() -> None:
+    sealed = Sealed()
+    (key,) = object_keys(1)
+    sealed.shelf.stock([key])
+    kept = sealed.inner.payload(key)
+    sealed.inner.tamper(key, kept[FRAME : 2 * FRAME] + kept[:FRAME] + kept[2 * FRAME :])
+
+    assert sealed.shelf.read([key]) == (CORRUPT,)
+
+
+def test_l4_a_layer_is_read_with_its_blocks_alone() -> None:
+    sealed = Sealed()
+    (key,) = object_keys(1)
+    sealed.shelf.stock([key])
+    kept = sealed.inner.payload(key)
+    sealed.inner.tamper(key, kept[:-1] + bytes([kept[-1] ^ 1]))  # of the last layer's V
+
+    with sealed.shelf.open([key]) as session:
+        assert sealed.shelf.read([key], session=session, layer=0) == (OK,)
+        assert sealed.shelf.read([key], session=session, layer=LAYERS - 1) == (CORRUPT,)
+        assert sealed.shelf.read([key], session=session, layer=0) == (CORRUPT,)
+
+
+def test_what_is_stored_is_neither_copied_nor_sealed_again() -> None:
+    sealed = Sealed()
+    keys = object_keys(2)
+    sealed.shelf.stock(keys)
+    kept = sealed.inner.payload(keys[0])
+    watched = FaultAccess(sealed.shelf.access)
+
+    statuses = sealed.shelf.write(keys, memory=watched)
+
+    assert statuses == (WriteStatus.EXISTS, WriteStatus.EXISTS)
+    assert sealed.inner.payload(keys[0]) == kept
+    assert not watched.copies
+
+
+def test_a_secret_of_another_length_is_refused_without_being_shown() -> None:
+    with pytest.raises(ContractError, match="a secret has 32 bytes, got 7"):
+        EncryptedStore(MemoryStore(), b"hunter2")
+
+
+@pytest.mark.parametrize(
+    "store", [MemoryStore(registers_memory=True), MemoryStore(max_ranges_per_call=9)]
+)
+def test_a_store_that_moves_pool_memory_or_bounds_ranges_is_refused(store: MemoryStore) -> None:
+    with pytest.raises(ContractError, match="encrypt another store"):
+        EncryptedStore(store, SECRET)
+
+
+@pytest.mark.parametrize(
+    "limit", [FRAME_EXTRA_BYTES + 1, FRAME, FRAME + 33, 3 * FRAME - 1, 1 << 20]
+)
+def test_the_longest_object_is_the_one_whose_frames_still_fit(limit: int) -> None:
+    able = EncryptedStore(MemoryStore(max_object_bytes=limit), SECRET).capabilities
+
+    longest = able.max_object_bytes
+    assert longest is not None
+    assert BlockLayout(object_bytes=longest).sealed_bytes <= limit
+    assert BlockLayout(object_bytes=longest + 1).sealed_bytes > limit
+
+
+def test_a_frame_opens_for_its_object_and_block_alone() -> None:
+    layout, content = BlockLayout(object_bytes=BLOCK_BYTES + 8), np.arange(8, dtype=np.uint8)
+    sealer = Sealer(SECRET)
+    sealed = sealer.seal(b"k" * 32, b"layout", layout)
+    frame = np.frombuffer(sealed.frame(1, content), dtype=np.uint8)
+    salt = frame[:16].tobytes()
+
+    assert sealer.open(b"k" * 32, b"layout", layout, salt).content(1, frame) == content.tobytes()
+    longer = BlockLayout(object_bytes=BLOCK_BYTES + 9)
+    for key, fingerprint, shape in (
+        (b"x" * 32, b"layout", layout),
+        (b"k" * 32, b"other", layout),
+        (b"k" * 32, b"layout", longer),
+    ):
+        assert sealer.open(key, fingerprint, shape, salt).content(1, frame) is None
+    assert Sealer(OTHER).open(b"k" * 32, b"layout", layout, salt).content(1, frame) is None
