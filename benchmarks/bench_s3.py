@@ -155,8 +155,8 @@ def contest_of(options: S3StoreOptions, where: str, *, moved: int, looked_up: in
 
 
 def measure_place(contest: Contest, scale: Scale) -> Iterator[Row]:
-    """Yield the rows of one place."""
-    for shape in SHAPES:
+    """Yield the rows of one place; of one shape where no figures are wanted."""
+    for shape in SHAPES if scale.choose(1, 0) else SHAPES[1:2]:
         yield from measure_shape(contest, shape, scale)
     yield from measure_lookup(contest, scale)
 

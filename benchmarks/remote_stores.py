@@ -120,6 +120,11 @@ class Ours:
         self.store.delete(object_keys(self._pages, salt=salt - 1) if salt > 1 else [])
         return salt
 
+    def close(self) -> None:
+        """Forget what was written to be loaded, and close the store."""
+        self.store.delete(self._stored)
+        self.store.close()
+
     def offload(self, part: slice, *, salt: int) -> None:
         """Write some pages."""
         keys = object_keys(self._pages, salt=salt)[part]
@@ -218,7 +223,7 @@ def measure_shape(contest: Contest, shape: Shape, scale: Scale) -> Iterator[Row]
                 moved,
             )
     client.forget()
-    ours.store.close()
+    ours.close()
 
 
 def measure_lookup(contest: Contest, scale: Scale) -> Iterator[Row]:
@@ -233,4 +238,4 @@ def measure_lookup(contest: Contest, scale: Scale) -> Iterator[Row]:
     }
     what = f"{contest.where}lookup of {len(keys)} keys"
     yield from rows_of(contest, what, in_turn(both, rounds=scale.rounds), 0)
-    ours.store.close()
+    ours.close()
