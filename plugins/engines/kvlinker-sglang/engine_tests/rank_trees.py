@@ -85,6 +85,7 @@ class Ranks:
             "attn_tp_rank": place % self.tp,
             "attn_cp_size": self.cp,
             "attn_cp_rank": place // self.tp,
+            "enable_prefill_cp": self.cp > 1,
             "moe_tp_size": self.stage_size,
             "dcp_size": self.dcp,
             "dcp_enabled": self.dcp > 1,

@@ -16,7 +16,7 @@ from sglang.srt.runtime_context import get_parallel
 from kvlinker.description import DescribeRequest, KVCacheDescription
 from kvlinker.errors import UnsupportedKVCacheError
 from kvlinker.selection import describe_cache
-from kvlinker_sglang.describe.requests import DRAFTS_BESIDE, STATES_BESIDE
+from kvlinker_sglang.describe.requests import DRAFTS_BESIDE, SLIDING_WINDOW, STATES_BESIDE
 
 HEADS = Ranks(kind="mha", tp=2, cp=2)
 """Four ranks: of the first and third, and of the second and fourth, the heads are the same."""
@@ -30,7 +30,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Servers:
 
 def described(pool: object, *drafts: object) -> KVCacheDescription:
     """Return what a linker is told of a rank's pools."""
-    request = DescribeRequest(page_size=16, extras={DRAFTS_BESIDE: drafts})
+    request = DescribeRequest(
+        page_size=16, facts={SLIDING_WINDOW: 32}, extras={DRAFTS_BESIDE: drafts}
+    )
     return describe_cache("sglang", pool, request, registry=installed_plugins())
 
 
@@ -121,6 +123,23 @@ def test_k3_heads_of_a_draft_may_be_split_over_groups_so_that_each_rank_stores_i
             ("tp", 1, 2),
         ]
         assert replication.is_writer(role)
+
+
+@pytest.mark.parametrize("make", [heads_pool, windows_pool])
+def test_k3_each_rank_stores_its_own_heads_where_ranks_of_several_groups_do_not_split_tokens(
+    make: Callable[[], object],
+) -> None:
+    owners = set()
+
+    for rank in range(HEADS.size):
+        places = {**HEADS.places(rank), "enable_prefill_cp": False}
+        with get_parallel().override(**places):
+            replication = described(make()).replication
+        assert replication.is_writer("k")
+        owners.add(replication.axes_of("k"))
+
+    # Models that know of no context parallelism split their heads over all four.
+    assert len(owners) == HEADS.size
 
 
 # ---- decode -----------------------------------------------------------------------------------

@@ -56,3 +56,24 @@ def test_k3_two_workers_find_what_two_workers_stored_and_one_worker_misses(
     for answer in (cold, other):
         assert answer.tokens == restored.tokens
         assert answer.logprobs == pytest.approx(restored.logprobs, abs=1e-4)
+
+
+def test_k3_workers_that_split_heads_beside_the_axis_of_tokens_get_their_own_heads_back(
+    start_server: Callable[[ServerOptions], Server],
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    link = Link(store=tmp_path / "store")
+    flags = ("--tp", "2", "--attn-cp-size", "2")  # and no --enable-prefill-cp: tokens are not split
+    server = start_server(
+        link.server(model_folder("llama"), dtype="float32", flags=flags, environment=ENVIRONMENT)
+    )
+    prompt = prompt_of(WHOLE + 5)
+
+    server.client.generate(prompt)
+    kept = server.client.generate(prompt)
+    link.forget(server.client)
+    restored = server.client.generate(prompt)
+
+    assert (kept.host_tokens, restored.host_tokens) == (0, WHOLE)
+    assert (restored.tokens, restored.logprobs) == (kept.tokens, kept.logprobs)

@@ -30,6 +30,7 @@ class _Parallel(Protocol):
     attn_tp_rank: int
     attn_cp_size: int
     attn_cp_rank: int
+    enable_prefill_cp: bool
     attn_dcp_size: int
     attn_dcp_rank: int
 
@@ -105,10 +106,11 @@ def heads_split_over_ranks(roles: Iterable[str], *, has_drafts: bool) -> Replica
     """Say which ranks of a group have bytes of their own where attention heads are split.
 
     Ranks that split a prompt's tokens gather K and V, and each of them writes all tokens to its pool
-    (`materialize_full_kv` of SGLang's context-parallel strategies). A draft's heads SGLang may split over those ranks
-    too (`draft_attn_parallel_group`); beside one every rank counts as having bytes of its own.
+    (`materialize_full_kv` of SGLang's context-parallel strategies). Where they do not, many models split their heads
+    over those ranks too, whatever their number says. So does SGLang with a draft's (`draft_attn_parallel_group`).
+    Then every rank counts as having bytes of its own.
     """
-    if has_drafts:
+    if has_drafts or _groups_may_split_heads():
         return sharded_over_all_ranks()
     axes = _axes()
     heads = frozenset(axis.name for axis in axes if axis.name == _HEADS)
@@ -118,6 +120,14 @@ def heads_split_over_ranks(roles: Iterable[str], *, has_drafts: bool) -> Replica
 def replicated_on_all_ranks(roles: Iterable[str]) -> Replication:
     """Say that all ranks of a group have the same bytes: there is one head, which each rank keeps whole."""
     return Replication(axes=_axes(), sharded_over={role: frozenset() for role in roles})
+
+
+def _groups_may_split_heads() -> bool:
+    """Return whether there are groups of ranks (--attn-cp-size) that split no tokens (--enable-prefill-cp)."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel: _Parallel = get_parallel()
+    return parallel.attn_cp_size > 1 and not parallel.enable_prefill_cp
 
 
 def _axes() -> tuple[RankAxis, ...]:
