@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.memory_pool import NoOpMHATokenToKVPool
 from sglang.srt.runtime_context import get_memory
 
 import kvlinker_sglang
+from kvlinker.description import RankAxis
 from kvlinker.entries import DevicePoolEntry as CoreEntry
 from kvlinker.errors import ContractError, UnsupportedKVCacheError, UnsupportedOperationError
 from kvlinker.pools import DevicePoolGroup
@@ -169,6 +170,15 @@ def test_pages_of_several_pages_of_the_tree_are_refused() -> None:
 
     with pytest.raises(UnsupportedOperationError, match=r"pages of \{'kv': 2\} are several"):
         stack_view(group)
+
+
+def test_k3_shares_of_ranks_that_take_slots_in_turn_are_refused() -> None:
+    entry = memory_entry(rank_axes=[RankAxis(name="dcp", rank=1, size=2)])
+
+    with pytest.raises(
+        UnsupportedOperationError, match=r"pages of \['kv'\] are dealt out to ranks"
+    ):
+        stack_view(DevicePoolGroup([entry], 1, 16, layout="test/1"))
 
 
 def test_memory_of_unknown_allocations_is_refused() -> None:

@@ -45,6 +45,8 @@ _DRAFTS: Mapping[str, str] = MappingProxyType(
     {"indexer": "draft_indexer", "kv": "draft", "swa": "draft_swa"}
 )
 """SGLang's names for pools of drafts beside the target."""
+_TURNS = "dcp"
+"""Axis of ranks that take the slots of a page in turn."""
 
 
 class StackEntry(EngineEntry):  # type: ignore[misc, no-any-unimported]  # SGLang is untyped where it is not installed
@@ -123,6 +125,12 @@ def stack_view(  # type: ignore[no-any-unimported]  # SGLang's
         msg = (
             f"pages of {several} are several of the prefix tree's, which SGLang's own linkers cannot key; "
             f"use the linker KVLinker"
+        )
+        raise UnsupportedOperationError(msg)
+    if shared := [e.name for e in group.entries if any(a.name == _TURNS for a in e.rank_axes)]:
+        msg = (
+            f"pages of {shared} are dealt out to ranks that take slots in turn, whose number the keys of SGLang's own "
+            f"linkers do not have; use the linker KVLinker, or run SGLang without --dcp-size"
         )
         raise UnsupportedOperationError(msg)
     return EngineGroup(
