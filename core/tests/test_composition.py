@@ -9,8 +9,13 @@ import pytest
 from fake_site import FakeSite
 
 from kvlinker.discovery import PluginKind, PluginRegistry, load_plugins
-from kvlinker.errors import ContractError, PluginNotFoundError, StoreClosedError
-from kvlinker.store import ReadStatus
+from kvlinker.errors import (
+    ContractError,
+    PluginNotFoundError,
+    StoreClosedError,
+    UnsupportedOperationError,
+)
+from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.stores.composition import compose
 from kvlinker.stores.tiered import TieredStore
 from kvlinker.testing import MemoryStore
@@ -163,6 +168,49 @@ def test_tiers_can_be_encrypted_as_one(registry: PluginRegistry) -> None:
     store.close()
 
 
+def test_a_read_only_store_serves_what_is_there_and_takes_nothing(
+    registry: PluginRegistry,
+) -> None:
+    tree = compose("read_only", {"store": {"box": {}}})
+    store = tree.open(registry)
+    (inner,) = opened_by("box")
+    keys, new = object_keys(2), object_keys(1, chain="new")
+    Shelf(inner).stock(keys)
+    shelf = Shelf(store)
+
+    statuses = shelf.write([*new, *keys])
+
+    assert statuses == (WriteStatus.FULL, WriteStatus.EXISTS, WriteStatus.EXISTS)
+    assert shelf.read([*keys, *new]) == (ReadStatus.OK, ReadStatus.OK, ReadStatus.MISS)
+    assert store.delete(keys) == (False, False)
+    with pytest.raises(UnsupportedOperationError, match="not cleared"):
+        store.clear(keys[0][:12])
+    assert inner.exists(keys) == (True, True)
+    assert (tree.title, tree.plugins) == ("read-only box", ("box",))
+    store.close()
+
+
+def test_a_read_only_store_behind_another_keeps_writes_out_of_both(
+    registry: PluginRegistry,
+) -> None:
+    options = {"stores": [{"box": {}}, {"read_only": {"store": {"crate": {}}}}]}
+    store = compose("tiers", options).open(registry)
+    (near,), (far,) = opened_by("box"), opened_by("crate")
+    keys, new = object_keys(2), object_keys(1, chain="new")
+    Shelf(far).stock(keys)
+    shelf = Shelf(store)
+
+    statuses = shelf.write(new)
+
+    assert statuses == (WriteStatus.FULL,)
+    assert shelf.read(keys) == (ReadStatus.OK, ReadStatus.OK)
+    assert isinstance(store, TieredStore)
+    assert store.wait_for_promotions(60)
+    assert near.exists([*keys, *new]) == (True, True, False)
+    assert far.exists(new) == (False,)
+    store.close()
+
+
 @pytest.mark.parametrize("secret", ["hunter2", "0f" * 31, {"env": "X"}, 64 * " ", 5])
 def test_a_secret_that_is_none_is_refused_at_the_opening_and_not_shown(
     registry: PluginRegistry, secret: object
@@ -193,6 +241,8 @@ def test_a_secret_that_is_none_is_refused_at_the_opening_and_not_shown(
         ("tiers", {"stores": [{"box": 3}]}, r"tiers\[0\].box must be an object"),
         ("tiers", {"stores": [{3: {}}]}, "by the name of its plugin"),
         ("tiers", {"stores": [[]]}, r"tiers\[0\].stores must be a list"),
+        ("read_only", {}, "read_only.store must be .* got nothing"),
+        ("read_only", {"stor": {}}, "unknown option 'stor'; did you mean 'store'"),
         ("encrypted", {"store": {"box": {}}}, "encrypted.secret is needed"),
         ("encrypted", {"secret": "x"}, "encrypted.store must be .* got nothing"),
         ("encrypted", {"secrets": "x"}, "unknown option 'secrets'; did you mean 'secret'"),

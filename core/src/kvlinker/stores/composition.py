@@ -1,7 +1,8 @@
 """A composition names stores and how they are put together, as a configuration writes it.
 
 `{NAME: OPTIONS}` is the store of a plugin, a list is tiers from near to far, and so is `{"tiers": {"stores": [...]}}`
-with options of its own. `{"encrypted": {"secret": ..., "store": ...}}` has one of all these in it.
+with options of its own. `{"encrypted": {"secret": ..., "store": ...}}` and `{"read_only": {"store": ...}}` have one
+of all these in them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from kvlinker.registry import PluginRegistry
 from kvlinker.spelling import nearest_names
 from kvlinker.store import Store
 from kvlinker.stores.encrypted import EncryptedStore
+from kvlinker.stores.read_only import ReadOnlyStore
 from kvlinker.stores.tiered import PROMOTION_BYTES, tiered
 
-__all__ = ["ENCRYPTED", "TIERS", "StoreTree", "compose"]
+__all__ = ["ENCRYPTED", "READ_ONLY", "TIERS", "StoreTree", "compose"]
 
 TIERS = "tiers"
 """A name that is no plugin's: of stores in front of each other."""
 ENCRYPTED = "encrypted"
 """A name that is no plugin's: of a store that sees no object as it is."""
+READ_ONLY = "read_only"
+"""A name that is no plugin's: of a store that is read and not written."""
 _SECRET = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -149,6 +153,28 @@ class _Encrypted(StoreTree):
             return made
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReadOnly(StoreTree):
+    """A store that is read and not written."""
+
+    store: StoreTree
+
+    @property
+    def name(self) -> str:
+        return self.store.name
+
+    @property
+    def title(self) -> str:
+        return f"read-only {self.store.title}"
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        return self.store.plugins
+
+    def open(self, registry: PluginRegistry) -> Store:
+        return ReadOnlyStore(self.store.open(registry))
+
+
 def _secret_bytes(secret: object) -> bytes:
     if isinstance(secret, str) and _SECRET.fullmatch(secret):
         return bytes.fromhex(secret)
@@ -160,10 +186,10 @@ def compose(name: str, options: Mapping[str, object]) -> StoreTree:
     """Return the store of a name and its options.
 
     Args:
-        name: of a store plugin, also as `distribution:name`, or `tiers` or `encrypted`.
+        name: of a store plugin, also as `distribution:name`, or `tiers`, `encrypted` or `read_only`.
         options: the plugin's own, which it checks when it is opened; of `tiers`: `stores`, a list of which each
             is `{NAME: OPTIONS}` or a list again, and `promotion_bytes`, as `TieredStore` takes it; of `encrypted`:
-            `store`, such a one, and `secret`, 64 hexadecimal digits when it is opened.
+            `store`, such a one, and `secret`, 64 hexadecimal digits when it is opened; of `read_only`: `store`.
 
     Raises:
         ContractError: something is none of this; the text says where and what is meant.
@@ -192,6 +218,9 @@ def _named(name: object, options: object, *, where: str) -> StoreTree:
         return _tiers(options, where)
     if name == ENCRYPTED:
         return _encrypted(options, where)
+    if name == READ_ONLY:
+        _check_known(options, ("store",), where)
+        return _ReadOnly(store=_tree(options.get("store"), f"{where}.store"))
     return _PluginStore(plugin=name, options={str(key): item for key, item in options.items()})
 
 
