@@ -232,6 +232,23 @@ def test_a_composition_that_is_none_is_refused_when_it_is_read(store: object, te
     assert text in refusal("store", store)
 
 
+def test_an_encrypted_tier_takes_its_secret_by_reference_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KV_SECRET", "0f" * 32)
+
+    def config(secret: object) -> dict[str, object]:
+        return {"store": [{"encrypted": {"secret": secret, "store": {"file": FILE["options"]}}}]}
+
+    store = parse_config(config({"env": "KV_SECRET"})).store
+
+    resolved = resolve_secrets(store.options)
+    assert store.tree(resolved).title == "encrypted file"
+    assert "0f" * 32 in json.dumps(resolved)
+    with pytest.raises(ContractError, match="secret holds a secret"):
+        parse_config(config("0f" * 32))
+
+
 def test_a_secret_in_a_tier_is_refused_by_name() -> None:
     store = [{"file": {}}, {"redis": {"password": SECRET}}]
 
