@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from engine_frame.trees import Tree
-from real_pools import heads_pool, v4_pool
+from real_pools import heads_pool
 from sglang.srt.mem_cache.hybrid_cache import hybrid_pool_assembler
 from sglang.srt.mem_cache.hybrid_cache.linker_pool_assembler import (
     DevicePoolEntry,
@@ -135,14 +135,15 @@ def test_an_installation_says_so_where_the_server_has_no_linker(
 
 @pytest.mark.usefixtures("linked")
 def test_what_no_plugin_takes_is_laid_out_by_sglang_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = Tree(name="v4")
+    monkeypatch.setenv("KVLINKER_DISABLED_PLUGINS", "deepseek_v4")
 
     with caplog.at_level(logging.WARNING, logger="kvlinker_sglang"):
-        pools = pools_of(tree, v4_pool((0, 1, 4)))
+        pools = pools_of(tree)
 
-    assert "deepseek_v4_c1" in pools
+    assert "deepseek_v4_c4" in pools
     assert not any(isinstance(pool, StackEntry) for pool in pools.values())
     assert "SGLang's own strategy lays out" in caplog.text
 
