@@ -90,7 +90,7 @@ def assert_all_was_done(report: LoadReport, plan: LoadPlan) -> None:
 def test_what_processes_counted_adds_up_to_what_the_store_holds(
     folder: Path, tmp_path: Path, open_store: OpenStore
 ) -> None:
-    plan = LoadPlan(capacity=8 * MIB, operations=500, replaces=False)
+    plan = LoadPlan(capacity=8 * MIB, operations=1000, replaces=False)
 
     report = run_load(folder, tmp_path, plan)
 
