@@ -114,25 +114,6 @@ def test_the_smallest_linker_restores_what_a_server_has_forgotten(
     assert cold.output == warm.output == restored.output
 
 
-def test_a_server_can_be_stopped_and_killed_and_started_anew(
-    start_server: Callable[[ServerOptions], Server], model_folder: Callable[[str], Path]
-) -> None:
-    server = start_server(ServerOptions(model=model_folder("llama"), page_size=PAGE))
-    first, prompt = server.pid, prompt_of(4 * PAGE)
-    before = server.client.generate(prompt)
-
-    server.restart()
-    after = server.client.generate(prompt)
-    second = server.pid
-    server.stop()
-
-    assert first != second
-    assert before.output == after.output
-    assert not server.client.is_healthy()
-    with pytest.raises(ServerDied):
-        _ = server.pid
-
-
 def test_a_server_that_does_not_come_up_says_what_it_logged(
     start_server: Callable[[ServerOptions], Server], model_folder: Callable[[str], Path]
 ) -> None:
