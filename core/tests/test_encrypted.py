@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pytest
 
+from kvlinker.device import DeviceAccess, HostObjects
 from kvlinker.errors import ContractError
-from kvlinker.store import Integrity, ReadStatus, WriteStatus
+from kvlinker.plans import TransferPlan
+from kvlinker.store import (
+    Integrity,
+    ReadRequest,
+    ReadSession,
+    ReadStatus,
+    Store,
+    WriteBatch,
+    WriteStatus,
+)
 from kvlinker.stores.encrypted import EncryptedStore
+from kvlinker.stores.host_pages import of_spans
 from kvlinker.stores.sealing import BLOCK_BYTES, FRAME_EXTRA_BYTES, BlockLayout, Sealer
+from kvlinker.stores.wrapped import WrappedStore
 from kvlinker.testing import FaultAccess, MemoryStore
 from kvlinker.testing.shelves import LAYERS, Shelf, object_keys
 
@@ -167,3 +181,112 @@ def test_a_frame_opens_for_its_object_and_block_alone() -> None:
     ):
         assert sealer.open(key, fingerprint, shape, salt).content(1, frame) is None
     assert Sealer(OTHER).open(b"k" * 32, b"layout", layout, salt).content(1, frame) is None
+
+
+# ---- stores that copy objects in pieces ---------------------------------------------------------------
+
+
+class _Pieces(DeviceAccess):
+    """Copies some spans of some pages at a time, the last ones first, as stores of large objects do."""
+
+    def __init__(self, access: DeviceAccess, *, spans: int) -> None:
+        self._access, self._spans = access, spans
+
+    def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
+        self._each(plan, lambda part: self._access.copy_out(part, host))
+
+    def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
+        self._each(plan, lambda part: self._access.copy_in(part, host))
+
+    def _each(self, plan: TransferPlan, copy: Callable[[TransferPlan], None]) -> None:
+        count = len(plan.spans.base)
+        for first in reversed(range(0, count, self._spans)):
+            copy(of_spans(plan, np.arange(first, min(first + self._spans, count))))
+
+
+class _PiecewiseSession(ReadSession):
+    def __init__(self, session: ReadSession, *, spans: int) -> None:
+        self._session, self._spans = session, spans
+
+    def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
+        return self._session.read(plan, _Pieces(memory, spans=self._spans))
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class _PiecewiseStore(WrappedStore):
+    """A store whose every copy is of so many spans at a time."""
+
+    def __init__(self, store: Store, *, spans: int) -> None:
+        super().__init__(store)
+        self._spans = spans
+
+    def write(
+        self,
+        batches: Sequence[WriteBatch],
+        memory: DeviceAccess,
+        *,
+        may_publish: Callable[[], bool],
+    ) -> tuple[tuple[WriteStatus, ...], ...]:
+        pieces = _Pieces(memory, spans=self._spans)
+        return super().write(batches, pieces, may_publish=may_publish)
+
+    def open_read(self, request: ReadRequest) -> ReadSession:
+        return _PiecewiseSession(super().open_read(request), spans=self._spans)
+
+
+@pytest.mark.parametrize("spans", [1, 2, 3])
+def test_ranges_that_a_store_copies_in_pieces_are_filled_once_all_of_their_blocks_opened(
+    spans: int,
+) -> None:
+    inner = MemoryStore(integrity=Integrity.LENGTH)
+    store = EncryptedStore(_PiecewiseStore(inner, spans=spans), SECRET)
+    shelf = Shelf(store, page_bytes=8 * 40960)  # 2.5 blocks a range
+    keys = object_keys(3)
+    shelf.stock(keys)
+
+    assert shelf.read(keys) == (OK,) * 3
+    with shelf.open(keys) as session:
+        for layer in range(LAYERS):
+            assert shelf.read(keys, session=session, layer=layer) == (OK,) * 3
+
+    kept = inner.payload(keys[1])
+    at = 3 * FRAME + 100
+    inner.tamper(keys[1], kept[:at] + bytes([kept[at] ^ 1]) + kept[at + 1 :])
+    assert shelf.read(keys) == (OK, CORRUPT, OK)
+
+
+class _Skipping(DeviceAccess):
+    """Copies everything but the last span."""
+
+    def __init__(self, access: DeviceAccess) -> None:
+        self._access = access
+
+    def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
+        self._access.copy_out(plan, host)
+
+    def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
+        self._access.copy_in(of_spans(plan, np.arange(len(plan.spans.base) - 1)), host)
+
+
+class _ForgetfulSession(_PiecewiseSession):
+    def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
+        return self._session.read(plan, _Skipping(memory))
+
+
+class _ForgetfulStore(WrappedStore):
+    """A store that says it has read what it did not copy."""
+
+    def open_read(self, request: ReadRequest) -> ReadSession:
+        return _ForgetfulSession(super().open_read(request), spans=1)
+
+
+def test_l5_what_a_store_says_it_read_and_did_not_copy_is_not_reported_as_filled() -> None:
+    sealed = Sealed()
+    (key,) = object_keys(1)
+    sealed.shelf.stock([key])
+
+    shelf = Shelf(EncryptedStore(_ForgetfulStore(sealed.inner), SECRET), page_bytes=PAGE)
+
+    assert shelf.read([key]) == (ReadStatus.FAILED,)

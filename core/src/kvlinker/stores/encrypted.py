@@ -6,10 +6,9 @@ it copies, checks, evicts and publishes them as ever.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from kvlinker.device import DeviceAccess, HostObjects
 from kvlinker.errors import ContractError, UnsupportedOperationError
 from kvlinker.plans import TransferPlan
-from kvlinker.spans import BufferSpan
 from kvlinker.store import (
     Integrity,
     ObjectKey,
@@ -31,6 +29,8 @@ from kvlinker.store import (
     WriteBatch,
     WriteStatus,
 )
+from kvlinker.stores.host_pages import slot_bytes, slots_of
+from kvlinker.stores.opening import OpeningAccess
 from kvlinker.stores.sealing import (
     BLOCK_BYTES,
     FRAME_EXTRA_BYTES,
@@ -162,23 +162,29 @@ class _SealedBatch:
 
     def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
         """Copy objects out of pool memory, and put their frames where the store wants them."""
-        pages = plan.pages.row.tolist()
+        pages, blocks = plan.pages.row.tolist(), blocks_of(plan)
         rows = np.empty((len(pages), self._layout.object_bytes), dtype=np.uint8)
-        self._memory.copy_out(self._source.plan.select(pages), _slots(rows))
+        self._memory.copy_out(self._source.plan.select(pages), slots_of(rows))
         for i, page in enumerate(pages):
-            sealed, target = self._object(page), _slot(host, i)
-            for block in blocks_of(plan):
+            is_whole = len(blocks) == self._layout.blocks
+            sealed, target = (
+                self._new(page) if is_whole else self._object(page),
+                slot_bytes(host, i),
+            )
+            for block in blocks:
                 first, last = self._layout.place(block)
                 frame = np.frombuffer(sealed.frame(block, rows[i, first:last]), dtype=np.uint8)
                 begin = block * (BLOCK_BYTES + FRAME_EXTRA_BYTES) - host.first_offset
                 target[begin : begin + len(frame)] = frame
 
+    def _new(self, page: int) -> SealedObject:
+        """Return a cipher that no copy had before: pool memory may hold other bytes at the next one."""
+        return self._sealer.seal(self._source.keys[page], self._source.fingerprint, self._layout)
+
     def _object(self, page: int) -> SealedObject:
-        """Return the cipher of a page, the same in each of its copies."""
+        """Return the cipher of a page that is copied part by part, the same for all of them."""
         if page not in self._sealed:
-            self._sealed[page] = self._sealer.seal(
-                self._source.keys[page], self._source.fingerprint, self._layout
-            )
+            self._sealed[page] = self._new(page)
         return self._sealed[page]
 
 
@@ -228,18 +234,23 @@ class _EncryptedReadSession(ReadSession):
         frames = self._layout.frame_plan(
             plan.pool, plan.num_pages, self._layout.covering(plan), base=_BASE
         )
-        opening = _OpeningAccess(self._open, plan, memory)
+        opening = OpeningAccess(self._open, plan, memory)
         statuses = self._inner.read(frames, opening)
         self._drop(opening.bad)
-        return tuple(
-            ReadStatus.CORRUPT if page in self._bad and status is ReadStatus.OK else status
-            for page, status in enumerate(statuses)
-        )
+        return tuple(self._status(page, status, opening) for page, status in enumerate(statuses))
+
+    def _status(self, page: int, status: ReadStatus, opening: OpeningAccess) -> ReadStatus:
+        """Return what became of an object of which the store in it says a status."""
+        if status is not ReadStatus.OK:
+            return status
+        if page in self._bad:
+            return ReadStatus.CORRUPT
+        return ReadStatus.OK if opening.is_filled(page) else ReadStatus.FAILED
 
     def _open(self, page: int, frame: NDArray[np.uint8]) -> SealedObject:
         return self._store.opened(self._request, page, salt_of(frame))
 
-    def _drop(self, bad: Sequence[int]) -> None:
+    def _drop(self, bad: Collection[int]) -> None:
         with self._lock:
             fresh = [page for page in bad if page not in self._bad]
             self._bad.update(fresh)
@@ -249,69 +260,3 @@ class _EncryptedReadSession(ReadSession):
     def close(self) -> None:
         """See ReadSession."""
         self._inner.close()
-
-
-class _OpeningAccess(DeviceAccess):
-    """What the store in it copies the frames of a read to."""
-
-    def __init__(
-        self,
-        opened: Callable[[int, NDArray[np.uint8]], SealedObject],
-        plan: TransferPlan,
-        memory: DeviceAccess,
-    ) -> None:
-        self._opened, self._plan, self._memory = opened, plan, memory
-        self._layout = BlockLayout(object_bytes=plan.object_bytes)
-        self.bad: list[int] = []
-        """Pages that could not be opened, and were not copied."""
-
-    def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
-        """See DeviceAccess; a read copies nothing out."""
-        msg = f"pool {plan.pool!r}: a read must take no memory, and copied {len(host.slots)} objects out"
-        raise ContractError(msg)
-
-    def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
-        """See DeviceAccess."""
-        host.check(plan)
-        blocks = blocks_of(plan)
-        if not plan.num_pages or not blocks:
-            return
-        first, end = self._layout.place(blocks[0])[0], self._layout.place(blocks[-1])[1]
-        rows = np.empty((plan.num_pages, end - first), dtype=np.uint8)
-        pages = plan.pages.row.tolist()
-        good = [i for i, page in enumerate(pages) if self._open(page, blocks, host, i, rows[i])]
-        self.bad += [page for i, page in enumerate(pages) if i not in set(good)]
-        if good:
-            own = self._plan.select([pages[i] for i in good])
-            slots = replace(_slots(rows, first_offset=first), slots=np.array(good, dtype=np.int64))
-            self._memory.copy_in(own, slots)
-
-    def _open(
-        self, page: int, blocks: Sequence[int], host: HostObjects, i: int, row: NDArray[np.uint8]
-    ) -> bool:
-        """Open the frames of an object into a row; False where one is not right."""
-        source, sealed = _slot(host, i), None
-        start = self._layout.place(blocks[0])[0]
-        for block in blocks:
-            first, last = self._layout.place(block)
-            begin = block * (BLOCK_BYTES + FRAME_EXTRA_BYTES) - host.first_offset
-            frame = source[begin : begin + last - first + FRAME_EXTRA_BYTES]
-            sealed = sealed or self._opened(page, frame)
-            content = sealed.content(block, frame)
-            if content is None:
-                return False
-            row[first - start : last - start] = np.frombuffer(content, dtype=np.uint8)
-        return True
-
-
-def _slots(rows: NDArray[np.uint8], *, first_offset: int = 0) -> HostObjects:
-    count, size = rows.shape
-    span = BufferSpan(base_ptr=rows.ctypes.data, rows=count, row_bytes=size, row_stride=size)
-    return HostObjects(span=span, slots=np.arange(count, dtype=np.int64), first_offset=first_offset)
-
-
-def _slot(host: HostObjects, i: int) -> NDArray[np.uint8]:
-    """Return the bytes of a slot of the store in it, which it owns for the length of the copy."""
-    span = host.span
-    address = span.base_ptr + int(host.slots[i]) * span.row_stride
-    return np.ctypeslib.as_array((ctypes.c_uint8 * span.row_bytes).from_address(address))

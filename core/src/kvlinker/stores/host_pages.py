@@ -1,17 +1,28 @@
-"""Host pages are objects laid out in host memory, for bytes that go from one store to another."""
+"""Host pages are objects laid out in host memory, on their way from one store to another or to a pool."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
+from kvlinker.device import HostObjects
 from kvlinker.plans import PreparedPages, SpanColumns, TransferPlan
-from kvlinker.spans import MemoryRegion
+from kvlinker.spans import BufferSpan, MemoryRegion
 
-__all__ = ["HostPages", "ObjectRanges", "RangesSeen", "by_range"]
+__all__ = [
+    "HostPages",
+    "ObjectRanges",
+    "RangesSeen",
+    "by_range",
+    "of_spans",
+    "slot_bytes",
+    "slots_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,3 +106,29 @@ def by_range(plan: TransferPlan) -> Iterable[TransferPlan]:
     for i in range(len(plan.spans.base)):
         spans = plan.spans.select(np.array([i], dtype=np.int64))
         yield TransferPlan(pages=plan.pages, spans=spans, part_bytes=plan.part_bytes)
+
+
+def of_spans(plan: TransferPlan, spans: IndexArray) -> TransferPlan:
+    """Return a plan's ranges in some of its spans."""
+    if len(spans) == len(plan.spans.base):
+        return plan
+    return TransferPlan(
+        pages=plan.pages, spans=plan.spans.select(spans), part_bytes=plan.part_bytes
+    )
+
+
+def slots_of(
+    rows: NDArray[np.uint8], *, chosen: IndexArray | None = None, first_offset: int = 0
+) -> HostObjects:
+    """Return an array [objects, bytes] as slots, of which some may be chosen; keep the array while they are used."""
+    count, size = rows.shape
+    span = BufferSpan(base_ptr=rows.ctypes.data, rows=count, row_bytes=size, row_stride=size)
+    slots = np.arange(count, dtype=np.int64) if chosen is None else chosen
+    return HostObjects(span=span, slots=slots, first_offset=first_offset)
+
+
+def slot_bytes(host: HostObjects, i: int) -> NDArray[np.uint8]:
+    """Return the bytes of the slot of object i, which are its store's but for the length of the copy."""
+    span = host.span
+    address = span.base_ptr + int(host.slots[i]) * span.row_stride
+    return np.ctypeslib.as_array((ctypes.c_uint8 * span.row_bytes).from_address(address))
