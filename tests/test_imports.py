@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,7 @@ from repository import (
     CORE,
     ROOT,
     Distribution,
+    Import,
     Place,
     by_name,
     distributions,
@@ -36,6 +38,9 @@ EXTRA_ONLY_IN = {
     "rich": "kvlinker/cli",
     "pytest": "kvlinker/testing",
 }
+
+BUILT_ON = {"kvlinker_memory": "kvlinker_file"}
+"""The one plugin that is another one in another place, and so imports that one's public names."""
 
 MODEL_PLUGINS = [
     found
@@ -89,7 +94,16 @@ def imports_across_plugins(distribution: Distribution) -> list[str]:
         for path in distribution.modules()
         for found in imports(path)
         if found.package.startswith("kvlinker_") and found.package != distribution.import_name
+        if not _is_public_of(BUILT_ON.get(distribution.import_name), found)
     ]
+
+
+def _is_public_of(package: str | None, found: Import) -> bool:
+    """Say whether an import is of a name that a package offers to everybody."""
+    if package is None or found.module != package:
+        return False
+    names: object = vars(importlib.import_module(package))["__all__"]
+    return isinstance(names, list) and found.name in names
 
 
 def tensor_imports(distribution: Distribution) -> list[str]:
@@ -173,6 +187,20 @@ def test_an_import_of_another_plugin_is_found(tmp_path: Path) -> None:
 
     assert [finding.partition(":")[2] for finding in findings] == [
         "3: kvlinker_mla.layout is another plugin"
+    ]
+
+
+def test_the_plugin_that_is_built_on_another_imports_its_public_names_alone(
+    tmp_path: Path,
+) -> None:
+    source = "from kvlinker_file import FileStore\nfrom kvlinker_file import nothing\nimport kvlinker_file.state\n"
+    made = write_distribution(tmp_path, source, folder="kvlinker-memory")
+
+    findings = imports_across_plugins(made)
+
+    assert [finding.partition(":")[2] for finding in findings] == [
+        "2: kvlinker_file is another plugin",
+        "3: kvlinker_file.state is another plugin",
     ]
 
 

@@ -16,7 +16,7 @@ from archives import entry_points_in, metadata_problems, sdist_problems, wheel_p
 from changelogs import START, changelog_problems, fragment_problems
 from distributions import CORE, ROOT, Distribution, distributions
 from packaging.version import Version
-from release import Release, chosen, core_at, floors
+from release import Release, chosen, core_at, floors, with_required
 from repository import each_distribution, write_distribution
 
 SCRIPT = ROOT / "tools" / "release.py"
@@ -261,6 +261,14 @@ def test_all_distributions_are_released_unless_some_are_named() -> None:
     assert [found.name for found in chosen(["kvlinker-dsa"])] == ["kvlinker-dsa"]
 
 
+def test_what_a_distribution_requires_of_the_others_is_built_beside_it() -> None:
+    released = chosen(["kvlinker-memory", "kvlinker-dsa"])
+
+    built = [found.name for found in with_required(released)]
+
+    assert built == ["kvlinker", "kvlinker-file", "kvlinker-memory", "kvlinker-dsa"]
+
+
 def test_a_misspelt_distribution_is_refused_with_the_closest_one() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "kvlinker-das"], check=False, capture_output=True, text=True
@@ -274,7 +282,7 @@ def test_a_misspelt_distribution_is_refused_with_the_closest_one() -> None:
 
 def test_a_dry_run_builds_checks_installs_and_tests_without_leaving_anything() -> None:
     before = sorted(ROOT.glob("dist/*"))
-    command = [sys.executable, str(SCRIPT), "--dry-run", "kvlinker-dsa", "kvlinker-file"]
+    command = [sys.executable, str(SCRIPT), "--dry-run", "kvlinker-file", "kvlinker-memory"]
 
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
 
@@ -282,8 +290,8 @@ def test_a_dry_run_builds_checks_installs_and_tests_without_leaving_anything() -
     assert (done.returncode, lines[-1]) == (0, "all is well")
     version = CORE.version
     assert f"building kvlinker {version}" in lines
-    assert f"testing kvlinker-dsa:dsa with kvlinker {version}" in lines
     assert f"testing kvlinker-file:file with kvlinker {version}" in lines
+    assert f"testing kvlinker-memory:memory with kvlinker {version}" in lines
     assert sorted(ROOT.glob("dist/*")) == before
 
 

@@ -25,7 +25,7 @@ from distributions import CORE, ROOT, Distribution, distributions
 from environments import Environment, build, make_environment, make_fresh_environment
 from packaging.version import Version
 
-__all__ = ["Release", "chosen", "core_at", "floors", "main"]
+__all__ = ["Release", "chosen", "core_at", "floors", "main", "with_required"]
 
 STORE_OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {"kvlinker-file:file": {"path": "store", "capacity": "4MiB"}}
@@ -60,6 +60,16 @@ def floors(plugins: Iterable[Distribution], core: Version) -> dict[Version, list
         if plugin.core_floor is not None and plugin.core_floor != core:
             found.setdefault(plugin.core_floor, []).append(plugin)
     return found
+
+
+def with_required(wanted: Sequence[Distribution]) -> list[Distribution]:
+    """Return distributions, behind core and those of the repository that they cannot be installed without."""
+    known = {found.name: found for found in distributions()}
+    found = {CORE.name: CORE}
+    for one in wanted:
+        required = [known[needed.name] for needed in one.requirements if needed.name in known]
+        found |= {needed.name: needed for needed in required}
+    return list((found | {one.name: one for one in wanted}).values())
 
 
 def core_at(version: Version, folder: Path, *, root: Path = ROOT) -> Path:
@@ -117,8 +127,8 @@ class Release:
     # ---- archives -----------------------------------------------------------------------------
 
     def _built(self) -> Iterator[str]:
-        """Build everything, and core for the environment, and yield what is wrong with the archives."""
-        for found in {CORE.name: CORE, **{one.name: one for one in self.distributions}}.values():
+        """Build everything, and what the environment needs beside it, and yield what is wrong with the archives."""
+        for found in with_required(self.distributions):
             print(f"building {found.name} {found.version}")
             build(found, self.folder)
             base = f"{found.import_name}-{found.version}"
@@ -186,7 +196,7 @@ class Release:
             except ReleaseError as error:
                 yield f"{', '.join(plugin.name for plugin in plugins)}: {error}"
                 continue
-            for plugin in plugins:
+            for plugin in with_required(plugins)[1:]:
                 shutil.copy(
                     self.folder / f"{plugin.import_name}-{plugin.version}-py3-none-any.whl",
                     wheelhouse,

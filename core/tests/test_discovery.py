@@ -491,7 +491,7 @@ def test_b106_configuration_is_passed_by_name(site: FakeSite) -> None:
     [
         (PluginKind.STORE, "file", "'file', .*; try: pip install kvlinker-file$"),
         (PluginKind.STORE, "fle", "did you mean file.*pip install kvlinker-file$"),
-        (PluginKind.STORE, "memory", "'memory', .*; try: pip install kvlinker-file$"),
+        (PluginKind.STORE, "memory", "'memory', .*; try: pip install kvlinker-memory$"),
         (PluginKind.MODEL, "mah", r"did you mean mha\?.*; try: pip install kvlinker-mha$"),
         (PluginKind.MODEL, "deepseek_v4", "try: pip install kvlinker-deepseek-v4$"),
         (PluginKind.ENGINE, "transformers", "try: pip install kvlinker-transformers$"),

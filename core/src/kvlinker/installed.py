@@ -74,8 +74,6 @@ OFFICIAL_PLUGINS: Mapping[PluginKind, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Names that this project provides, for hints in messages and nothing else; never one that anybody could take."""
-_DISTRIBUTIONS: Mapping[str, str] = MappingProxyType({"memory": "kvlinker-file"})
-"""Those of them that come with the distribution of another name."""
 
 
 def normalize(distribution: str) -> str:
@@ -214,8 +212,7 @@ def install_hint(kind: PluginKind, name: str) -> str:
     """Return the command that installs an official plugin, or an empty text for another one."""
     if name not in OFFICIAL_PLUGINS[kind]:
         return ""
-    usual = f"kvlinker-{name.replace('_', '-')}"
-    return f"pip install {_DISTRIBUTIONS.get(name, usual)}"
+    return f"pip install kvlinker-{name.replace('_', '-')}"
 
 
 def plugin_not_found(

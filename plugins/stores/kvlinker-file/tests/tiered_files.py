@@ -8,7 +8,7 @@ from kvlinker.hookspecs import PluginInfo, hookimpl
 from kvlinker.store import Store
 from kvlinker.stores.tiered import TieredStore
 from kvlinker_file import FileStore, FileStoreOptions
-from kvlinker_file.memory import MemoryStoreOptions, open_memory_store
+from kvlinker_memory import MemoryStoreOptions, open_memory_store
 
 __all__ = ["describe_plugin", "open_store"]
 

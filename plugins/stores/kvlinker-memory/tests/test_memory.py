@@ -4,78 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from file_shelf import Shelf, make_key
+from memory_user import KEYS, User, bytes_in, open_shelf
 
+import kvlinker_memory
 from kvlinker.errors import ContractError, StoreError
 from kvlinker.store import ReadStatus, WriteStatus
-from kvlinker.testing.stores import (
-    Damage,
-    StoreTests,
-    flip_byte_in_files,
-)
-from kvlinker_file import FileStore, memory, tmpfs
-from kvlinker_file.memory import MemoryStoreOptions, open_memory_store
+from kvlinker.testing.shelves import Shelf
+from kvlinker_memory import MemoryStoreOptions, open_memory_store, tmpfs
 
 OK = ReadStatus.OK
-TESTS = Path(__file__).parent
 CAPACITY = 4 << 20
-
-_CHILD = """
-import signal, sys
-sys.path.insert(0, sys.argv[2])
-from file_shelf import Shelf, make_key
-from kvlinker_file.memory import MemoryStoreOptions, open_memory_store
-store = open_memory_store(MemoryStoreOptions(path=sys.argv[1], capacity="4MiB"))
-shelf = Shelf()
-keys = [make_key(i) for i in range(4)]
-shelf.put(store, keys)
-print("ready", flush=True)
-sys.stdin.readline()
-store.close()
-print("closed", flush=True)
-"""
+PAGE = 16 << 10
 
 
-@pytest.fixture
-def in_memory() -> Iterator[Path]:
-    """Give a folder of its own in a tmpfs."""
-    folder = Path(tempfile.mkdtemp(prefix="kvlinker-test-", dir="/dev/shm"))  # the place under test
-    yield folder
-    shutil.rmtree(folder)
-
-
-def open_it(folder: Path, *, keep: bool = False) -> FileStore:
-    return open_memory_store(
-        MemoryStoreOptions(path=folder / "store", capacity=CAPACITY, keep=keep)
-    )
-
-
-def start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-
-def bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
-
-
-class TestMemoryStore(StoreTests):
-    plugin = memory
-
-    @pytest.fixture
-    def config(self, in_memory: Path) -> Mapping[str, object]:
-        return {"path": str(in_memory / "store"), "capacity": "4MiB"}
-
-    @pytest.fixture
-    def damage(self, in_memory: Path) -> Damage:
-        return lambda _store, _key, payload: flip_byte_in_files(in_memory, payload)
+def open_it(folder: Path, *, keep: bool = False) -> Shelf:
+    return open_shelf(folder / "store", capacity=CAPACITY, page_bytes=PAGE, keep=keep)
 
 
 # ---- who has it open ------------------------------------------------------------------------------
@@ -83,67 +30,64 @@ class TestMemoryStore(StoreTests):
 
 def test_the_last_one_that_closes_it_gives_the_memory_back(in_memory: Path) -> None:
     first, second = open_it(in_memory), open_it(in_memory)
-    shelf, keys = Shelf(), [make_key(i) for i in range(8)]
-    shelf.put(first, keys)
+    first.stock(KEYS[:8])
     taken = bytes_in(in_memory)
 
-    first.close()
-    assert shelf.get(second, keys) == (OK,) * 8
-    second.close()
+    first.store.close()
+    assert second.read(KEYS[:8]) == (OK,) * 8
+    second.store.close()
 
-    assert bytes_in(in_memory) < taken - 8 * shelf.request(keys).object_bytes
+    assert bytes_in(in_memory) < taken - 8 * PAGE
     assert not list((in_memory / "store" / "segments").iterdir())
     third = open_it(in_memory)
-    assert third.stats().objects == 0
-    third.close()
+    assert third.store.stats().objects == 0
+    third.store.close()
 
 
 def test_what_the_last_one_still_reads_and_holds_is_given_back_too(in_memory: Path) -> None:
-    store = open_it(in_memory)
-    shelf, keys = Shelf(), [make_key(i) for i in range(4)]
-    shelf.put(store, keys)
-    session, hold = store.open_read(shelf.request(keys)), store.hold(keys, seconds=600)
+    shelf = open_it(in_memory)
+    shelf.stock(KEYS[:4])
+    session, hold = shelf.open(KEYS[:4]), shelf.store.hold(KEYS[:4], seconds=600)
 
-    store.close()
+    shelf.store.close()
 
     assert not list((in_memory / "store" / "segments").iterdir())
     session.close()
     hold.release()
     again = open_it(in_memory)
-    assert shelf.put(again, keys) == (WriteStatus.WRITTEN,) * 4
-    again.close()
+    assert again.write(KEYS[:4]) == (WriteStatus.WRITTEN,) * 4
+    again.store.close()
 
 
 def test_what_is_kept_is_there_when_it_is_opened_again(in_memory: Path) -> None:
-    store = open_it(in_memory, keep=True)
-    shelf, keys = Shelf(), [make_key(i) for i in range(4)]
-    shelf.put(store, keys)
+    shelf = open_it(in_memory, keep=True)
+    shelf.stock(KEYS[:4])
 
-    store.close()
+    shelf.store.close()
 
     again = open_it(in_memory)
-    assert shelf.get(again, keys) == (OK,) * 4
-    again.close()
+    assert again.read(KEYS[:4]) == (OK,) * 4
+    again.store.close()
 
 
-def test_processes_share_it_and_one_that_is_killed_leaves_its_objects(in_memory: Path) -> None:
-    store = open_it(in_memory)
-    shelf, keys = Shelf(), [make_key(i) for i in range(4)]
-    command = [sys.executable, "-c", _CHILD, str(in_memory / "store"), str(TESTS)]
+def test_engine_processes_read_each_other_s_pages(in_memory: Path) -> None:
+    first, second = (
+        User(in_memory / "store", capacity=CAPACITY, page_bytes=PAGE) for _ in range(2)
+    )
 
-    with start(command) as killed, start(command) as closing:
-        assert killed.stdout is not None
-        assert killed.stdout.readline() == "ready\n"
-        os.kill(killed.pid, signal.SIGKILL)
-        assert closing.communicate("\n", timeout=60)[0] == "ready\nclosed\n"
+    assert first.tell("write", 0, 16) == "written"
+    assert second.tell("read", 0, 16) == "ok"
+    assert second.tell("write", 8, 16) == "exists written"
+    assert first.tell("read", 16, 8) == "ok"
+    first.close()
+    assert second.tell("read", 0, 24) == "ok"
+    second.close()
 
-    assert shelf.get(store, keys) == (OK,) * 4
-    store.close()
     assert not list((in_memory / "store" / "segments").iterdir())
 
 
 def test_it_says_that_its_objects_do_not_outlive_its_users(in_memory: Path) -> None:
-    store, keeping = open_it(in_memory), open_it(in_memory, keep=True)
+    store, keeping = open_it(in_memory).store, open_it(in_memory, keep=True).store
 
     assert not store.capabilities.persistent
     assert keeping.capabilities.persistent
@@ -157,7 +101,7 @@ def test_it_says_that_its_objects_do_not_outlive_its_users(in_memory: Path) -> N
 
 def test_a_folder_in_another_file_system_is_refused_by_its_type() -> None:
     with pytest.raises(ContractError, match="/proc/self is on a file system of type proc"):
-        open_it(Path("/proc") / "self")
+        open_memory_store(MemoryStoreOptions(path="/proc/self", capacity=CAPACITY))
 
     tmpfs.check_tmpfs(Path("/dev/shm/kvlinker-absent/store"))  # noqa: S108  # the place under test
 
@@ -247,4 +191,4 @@ def test_the_user_s_own_folder_is_made_for_the_user_alone_and_used_again(
 )
 def test_a_wrong_option_is_refused_by_name(config: Mapping[str, object], text: str) -> None:
     with pytest.raises(ContractError, match=text):
-        memory.open_store(config)
+        kvlinker_memory.open_store(config)

@@ -1,8 +1,4 @@
-"""The store plugin `memory`: pages in the memory of one machine, which its processes share.
-
-It is a file store in a tmpfs, whose files are memory: processes share it, it keeps to its capacity, and
-whoever dies leaves whole objects alone. It holds them as long as some process has it open.
-"""
+"""Options of a memory store: those of a file store that memory leaves a choice of."""
 
 from __future__ import annotations
 
@@ -13,14 +9,10 @@ from pathlib import Path
 from typing import Self
 
 from kvlinker.errors import ContractError
-from kvlinker.hookspecs import PluginInfo, hookimpl
 from kvlinker.spelling import nearest_names
-from kvlinker.store import Store
-from kvlinker_file.options import FileStoreOptions
-from kvlinker_file.store import FileStore
-from kvlinker_file.tmpfs import check_owner, check_room, check_tmpfs
+from kvlinker_file import FileStoreOptions
 
-__all__ = ["MemoryStoreOptions", "describe_plugin", "open_memory_store", "open_store"]
+__all__ = ["MemoryStoreOptions"]
 
 
 def _default_path() -> Path:
@@ -86,30 +78,3 @@ class MemoryStoreOptions:
                 "close_seconds": self.close_seconds,
             }
         )
-
-
-def open_memory_store(options: MemoryStoreOptions) -> FileStore:
-    """Open the store, or make it.
-
-    Raises:
-        ContractError: an option has a wrong value, the folder is in no tmpfs, or there is less memory than that.
-        StoreError: the user's folder is another user's; or as FileStore raises it.
-    """
-    own = options.file_options()
-    check_tmpfs(own.path)
-    check_room(own.path, own.capacity)
-    if options.path is None:
-        check_owner(own.path)
-    return FileStore(own, is_temporary=not options.keep)
-
-
-@hookimpl
-def describe_plugin() -> PluginInfo:
-    """See kvlinker.hookspecs."""
-    return PluginInfo(api_version=1, summary="memory of one machine that its processes share")
-
-
-@hookimpl
-def open_store(config: Mapping[str, object]) -> Store:
-    """See kvlinker.hookspecs; the options are those of MemoryStoreOptions."""
-    return open_memory_store(MemoryStoreOptions.of_config(config))

@@ -1,0 +1,128 @@
+"""Processes that use a memory store: what they are told on stdin they do, and say so.
+
+Arguments: folder, capacity in bytes, and bytes of an object. Commands, each a line: `write FIRST COUNT`,
+`read FIRST COUNT`, `die FIRST COUNT` in the middle of a write, `fill COUNT`, `close`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kvlinker.errors import StoreError
+from kvlinker.store import ObjectKey, ReadStatus
+from kvlinker.testing.shelves import Shelf, object_keys
+from kvlinker_memory import MemoryStoreOptions, open_memory_store
+
+__all__ = ["KEYS", "User", "bytes_in", "open_shelf", "worst_of"]
+
+KEYS: Sequence[ObjectKey] = object_keys(4096)
+
+
+class User:
+    """Another process that has the store open."""
+
+    def __init__(self, folder: Path, *, capacity: int, page_bytes: int) -> None:
+        """Start it and wait until it has opened the store."""
+        command = [sys.executable, __file__, str(folder), str(capacity), str(page_bytes)]
+        self.process = subprocess.Popen(
+            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._answer() == "open"
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self, *words: object) -> str:
+        """Let it do something and return what became of it; empty where it died."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def kill(self) -> None:
+        """End it as the system does when memory is short."""
+        self.process.kill()
+        self.process.communicate()
+
+    def close(self) -> None:
+        """Let it close the store and end."""
+        assert self.tell("close") == "closed"
+        self.process.communicate()
+
+
+def open_shelf(folder: Path, *, capacity: int, page_bytes: int, keep: bool = False) -> Shelf:
+    """Open a store and return the pool beside it."""
+    options = MemoryStoreOptions(path=folder, capacity=capacity, keep=keep)
+    return Shelf(open_memory_store(options), page_bytes=page_bytes)
+
+
+def bytes_in(folder: Path) -> int:
+    """Return the memory that all files of a folder take."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def worst_of(shelf: Shelf, keys: Sequence[ObjectKey]) -> set[ReadStatus]:
+    """Read objects, each alone and checked byte by byte, and return which statuses there were."""
+    return {status for key in keys for status in shelf.read([key])}
+
+
+def _die() -> bool:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return True
+
+
+def _fill(shelf: Shelf, count: int) -> str:
+    """Write objects one by one, read each, and say how many were stored and how many of them are left."""
+    stored = []
+    for key in KEYS[:count]:
+        try:
+            if shelf.write([key])[0].is_stored:
+                stored.append(key)
+                assert shelf.read([key]) == (ReadStatus.OK,)
+        except StoreError as error:
+            return f"raised {error}"
+    left = [key for key in stored if shelf.store.exists([key])[0]]
+    assert worst_of(shelf, left) <= {ReadStatus.OK}
+    return f"{len(stored)} {len(left)}"
+
+
+def _obey(shelf: Shelf, command: str, numbers: Sequence[int]) -> str:
+    first, count = (*numbers, 0, 0)[:2]
+    keys = KEYS[first : first + count]
+    commands: dict[str, Callable[[], object]] = {
+        "write": lambda: {status.value for status in shelf.write(keys)},
+        "read": lambda: {status.value for status in shelf.read(keys)},
+        "die": lambda: shelf.write(keys, may_publish=_die),
+        "fill": lambda: _fill(shelf, first),
+    }
+    answer = commands[command]()
+    return " ".join(sorted(answer)) if isinstance(answer, set) else str(answer)
+
+
+def main() -> None:
+    """Open the store and do what the other end says."""
+    folder, capacity, page_bytes = sys.argv[1:]
+    shelf = open_shelf(Path(folder), capacity=int(capacity), page_bytes=int(page_bytes))
+    _say("open")
+    for line in sys.stdin:
+        command, *numbers = line.split()
+        if command == "close":
+            break
+        _say(_obey(shelf, command, list(map(int, numbers))))
+    shelf.store.close()
+    _say("closed")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
