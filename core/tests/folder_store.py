@@ -144,7 +144,8 @@ class FolderStore(Store):
         self._memory.tamper(key, payload)
 
     def close(self) -> None:
-        self._memory.close()
+        if self._wrong != "old handles":
+            self._memory.close()
         if self._is_open:
             self._is_open = False
             os.close(self._lock)

@@ -12,6 +12,7 @@ import folder_store
 import pytest
 import wrong_stores as wrong
 
+from kvlinker.errors import KVLinkerError
 from kvlinker.store import Integrity, ObjectKey, ReadStatus, Store
 from kvlinker.testing import Call, Fault, FaultStore, FlipBytes, Lie, MemoryStore, Report, Rule
 from kvlinker.testing.kit import kit_tests
@@ -131,7 +132,7 @@ WRONG: list[tuple[str, MakeStore, str]] = [
     ("an_object_over_the_limit", small(wrong.ForgetsItsLimit), "copied"),
     ("closing_is_idempotent", small(wrong.StaysOpen), r"exists works after close\(\)"),
     ("a_persistent_store", small(wrong.SaysItPersists), "subclass of PersistentStoreTests"),
-    ("t3_capacity_is_never", small(wrong.HoldsMoreThanItMay), "over its capacity of 16384 B"),
+    ("t3_b78_capacity_is_never", small(wrong.HoldsMoreThanItMay), "over its capacity of 16384 B"),
     ("l3_a_hold_names", faulty(Call.HOLD, Lie(exists=True)), r"present answered \(True, True\)"),
     ("t3_l3_held_objects", small(wrong.ReleasesAtOnce), "after others filled the store, answered"),
     ("t3_a_store_full", small(wrong.ReleasesAtOnce), "held objects fit into a store for 24"),
@@ -140,7 +141,21 @@ WRONG: list[tuple[str, MakeStore, str]] = [
     ("t2_a_write_whose_copy", small(wrong.BelievesWhatFailed), "that it stored everything"),
     ("l5_a_read_whose_copy", small(wrong.BelievesWhatFailed), "left wrong bytes"),
     ("t6_a_copy_that_hangs", wrong.OneAtATime, "exists while another write's copy hangs did not"),
-    ("t2_two_writers", small(wrong.FailsTheSecondWriter), "two writers of one key were answered"),
+    (
+        "t2_b73_two_writers",
+        small(wrong.FailsTheSecondWriter),
+        "two writers of one key were answered",
+    ),
+    ("b71_what_is_removed", small(wrong.RemembersWhatIsGone), "exist that were removed"),
+    ("b72_a_reader", small(wrong.PublishesPageByPage), "reads before the permission answered"),
+    ("b73_a_writer_that", small(wrong.CleansUpByKey), "and the other's objects are gone"),
+    ("b75_a_device", small(wrong.DiesOfAnError), "a write is lost"),
+    ("b76_a_lookup", small(wrong.ListsAFolder), r"listed for a lookup answered \['/'\]"),
+    ("b80_of_an_object", small(wrong.KeepsPartsOfWhatIsGone), "left wrong bytes"),
+    ("b81_an_absent", faulty(Call.READ, CLAIMS), "left wrong bytes"),
+    ("b82_lengths", small(wrong.CutsLengths), "an object of 640 B was read as one of 4294967936 B"),
+    ("b84_memory", small(wrong.ForgetsRegions), "lies in no registered region"),
+    ("b88_what_exists", small(wrong.ClaimsRanges), "reads whole objects alone"),
     ("b71_threads", faulty(Call.READ, CLAIMS), "left wrong bytes"),
 ]
 
@@ -151,7 +166,7 @@ def test_a_wrong_store_is_told_what_is_wrong(
 ) -> None:
     for module in ("store_fixtures", "store_capacity_tests"):
         monkeypatch.setattr(f"kvlinker.testing.{module}.DEADLINE_S", 1.0)
-    expected = (AssertionError, pytest.fail.Exception, MemoryError, OSError)
+    expected = (AssertionError, pytest.fail.Exception, MemoryError, OSError, KVLinkerError)
 
     with pytest.raises(expected, match=problem):
         run(StoreTests, full_name(test), make, change_a_byte)
@@ -161,10 +176,11 @@ def test_a_wrong_store_is_told_what_is_wrong(
 
 WRONG_PERSISTENT: list[tuple[str, str, str]] = [
     ("t2_objects_outlive", "nothing is saved", "stats, after a restart, answered 0, expected 4"),
-    ("t3_capacity_holds", "evicted objects come back", "over its capacity of 32768 B"),
+    ("t3_b78_capacity_holds", "evicted objects come back", "over its capacity of 32768 B"),
     ("t1_a_byte_that_changes", "no checksum", "left wrong bytes"),
+    ("b87_what_was_handed_out", "old handles", "DID NOT RAISE"),
     ("a_second_opener", "no lock", "DID NOT RAISE"),
-    ("t2_a_killed_writer", "files before permission", "left wrong bytes"),
+    ("t2_b72_a_killed_writer", "files before permission", "left wrong bytes"),
 ]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvlinker.device import DeviceAccess
-from kvlinker.errors import DeviceCopyError, TransferRevokedError
+from kvlinker.errors import DeviceCopyError, RegistrationError, TransferRevokedError
 from kvlinker.plans import TransferPlan
+from kvlinker.spans import MemoryRegion
 from kvlinker.store import (
     Hold,
     Integrity,
@@ -265,3 +267,120 @@ class FailsTheSecondWriter(MemoryStore):
         statuses = super().write(batches, memory, may_publish=may_publish)
         failed = {WriteStatus.EXISTS: WriteStatus.FAILED}
         return tuple(tuple(failed.get(s, s) for s in answers) for answers in statuses)
+
+
+class RemembersWhatIsGone(MemoryStore):
+    """Answers lookups from what it was once told."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(capacity_bytes=options["capacity_bytes"])
+        self.seen: set[ObjectKey] = set()
+
+    def write(self, batches: Batches, memory: DeviceAccess, *, may_publish: Permission) -> Statuses:
+        self.seen.update(key for batch in batches for key in batch.keys)
+        return super().write(batches, memory, may_publish=may_publish)
+
+    def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        return tuple(key in self.seen for key in keys)
+
+
+class PublishesPageByPage(MemoryStore):
+    """Shows objects before it asks whether it may."""
+
+    def write(self, batches: Batches, memory: DeviceAccess, *, may_publish: Permission) -> Statuses:
+        statuses = super().write(batches, memory, may_publish=lambda: True)
+        if not may_publish():
+            self.delete([key for batch in batches for key in batch.keys])
+        return statuses
+
+
+class CleansUpByKey(MemoryStore):
+    """After a write that gave up, removes whatever lies under its keys."""
+
+    def write(self, batches: Batches, memory: DeviceAccess, *, may_publish: Permission) -> Statuses:
+        answers: list[bool] = []
+
+        def note() -> bool:
+            answers.append(may_publish())
+            return answers[-1]
+
+        try:
+            return super().write(batches, memory, may_publish=note)
+        finally:
+            if answers in ([], [False]):
+                self.delete([key for batch in batches for key in batch.keys])
+
+
+class DiesOfAnError(MemoryStore):
+    """Fails every call after a copy failed, as one does whose only thread is gone."""
+
+    is_dead = False
+
+    def write(self, batches: Batches, memory: DeviceAccess, *, may_publish: Permission) -> Statuses:
+        if self.is_dead:
+            msg = "no thread is left"
+            raise OSError(msg)
+        try:
+            return super().write(batches, memory, may_publish=may_publish)
+        except OSError:
+            self.is_dead = True
+            raise
+
+
+class ListsAFolder(MemoryStore):
+    def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        os.listdir("/")  # noqa: PTH208 - the fault is the listing
+        return super().exists(keys)
+
+
+class KeepsPartsOfWhatIsGone(MemoryStore):
+    """Reads layers of objects that were removed."""
+
+    def open_read(self, request: ReadRequest) -> ReadSession:
+        class Partial(WrappedSession):
+            def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
+                statuses = super().read(plan, memory)
+                is_whole = int(plan.range_bytes.sum()) == plan.object_bytes
+                return statuses if is_whole else (ReadStatus.OK,) * len(statuses)
+
+        return Partial(self, request)
+
+
+class CutsLengths(MemoryStore):
+    """Keeps lengths in 32 bits."""
+
+    def open_read(self, request: ReadRequest) -> ReadSession:
+        cut = replace(request, object_bytes=request.object_bytes % (1 << 32))
+
+        class Cut(WrappedSession):
+            def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
+                found = MemoryStore.exists(self.store, request.keys)
+                if cut == request:
+                    return super().read(plan, memory)
+                return tuple(ReadStatus.OK if is_there else ReadStatus.MISS for is_there in found)
+
+        return Cut(self, cut)
+
+
+class ForgetsRegions(MemoryStore):
+    """A second registration fails, and nobody is told."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(capacity_bytes=options["capacity_bytes"], registers_memory=True)
+
+    def register(self, regions: Sequence[MemoryRegion]) -> None:
+        try:
+            super().register(regions)
+        except RegistrationError:
+            self.unregister()
+
+
+class ClaimsRanges(MemoryStore):
+    """Finds what it can serve whole alone, and says that it reads ranges."""
+
+    def __init__(self, **options: int) -> None:
+        super().__init__(capacity_bytes=options["capacity_bytes"], ranged_reads=False)
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        return replace(super().capabilities, ranged_reads=True)

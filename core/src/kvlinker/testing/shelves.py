@@ -121,6 +121,11 @@ class Shelf:
             others=(*self._others, self),
         )
 
+    @property
+    def fingerprint(self) -> bytes:
+        """The layout's, which stores with headers keep."""
+        return self._fingerprint
+
     # ---- pages --------------------------------------------------------------------------------
 
     def plan(self, pages: Sequence[int]) -> TransferPlan:

@@ -59,7 +59,7 @@ def check_capacity(store: Store) -> None:
 class StoreCapacityTests(StoreFixtures):
     """What holds for a store that is full; one without a limit just keeps everything."""
 
-    def test_t3_capacity_is_never_exceeded_and_what_is_left_is_right(
+    def test_t3_b78_capacity_is_never_exceeded_and_what_is_left_is_right(
         self, reopen: OpenStore
     ) -> None:
         """Writing three times what fits evicts whole objects, or is refused."""

@@ -98,7 +98,7 @@ class StoreFaultTests(StoreFixtures):
 
     # ---- threads --------------------------------------------------------------------------------
 
-    def test_t2_two_writers_of_one_key_leave_one_whole_object(self, shelf: Shelf) -> None:
+    def test_t2_b73_two_writers_of_one_key_leave_one_whole_object(self, shelf: Shelf) -> None:
         """Whoever is first wins, and the other one hears that the object exists."""
         rival = shelf.beside(seed=b"rival")
         start = threading.Barrier(2)

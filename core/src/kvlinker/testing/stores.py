@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from kvlinker.errors import StoreError
+from kvlinker.errors import KVLinkerError, StoreError
 from kvlinker.store import Integrity, ReadStatus, WriteStatus
 from kvlinker.testing.killed_writer import KillMoment, run_writer
 from kvlinker.testing.shelves import Shelf, object_keys
@@ -27,6 +27,7 @@ from kvlinker.testing.store_fixtures import (
     flip_byte_in_files,
 )
 from kvlinker.testing.store_object_tests import StoreObjectTests
+from kvlinker.testing.store_row_tests import StoreRowTests
 from kvlinker.testing.verdicts import expect, fail
 
 __all__ = [
@@ -41,7 +42,7 @@ __all__ = [
 OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT
 
 
-class StoreTests(StoreObjectTests, StoreCapacityTests, StoreFaultTests):
+class StoreTests(StoreObjectTests, StoreCapacityTests, StoreFaultTests, StoreRowTests):
     """What holds for every store.
 
     A subclass is named Test..., and gives `plugin` and the fixture `config`, or the fixture `open_store`;
@@ -83,7 +84,7 @@ class PersistentStoreTests(StoreTests):
         overwrites = shelf.store.capabilities.overwrite
         return (WriteStatus.WRITTEN if overwrites else WriteStatus.EXISTS,)
 
-    def test_t3_capacity_holds_across_restarts(self, reopen: OpenStore) -> None:
+    def test_t3_b78_capacity_holds_across_restarts(self, reopen: OpenStore) -> None:
         """What lies there from before counts."""
         for number in range(2):
             shelf = roomy_shelf(reopen())
@@ -115,6 +116,26 @@ class PersistentStoreTests(StoreTests):
         again.stock([damaged])
         expect("read, after the next write,", again.read([damaged, sound]), (OK, OK))
 
+    def test_b87_what_was_handed_out_before_a_restart_is_refused_after_it(
+        self, reopen: OpenStore
+    ) -> None:
+        """Its descriptors name room that may hold other objects by now."""
+        shelf, keys = Shelf(reopen()), object_keys(2)
+        shelf.stock(keys)
+        session = shelf.open(keys)
+        has_leases = shelf.store.capabilities.leases
+        hold = shelf.store.hold(keys, seconds=600) if has_leases else None
+        shelf.store.close()
+        again = Shelf(reopen(), seed=b"after the restart")
+        again.store.delete(keys)
+        again.stock(keys)
+        with pytest.raises(KVLinkerError):
+            shelf.read(keys, session=session)
+        session.close()
+        if hold is not None:
+            hold.release()
+        expect("read, after old handles were closed,", again.read(keys), (OK, OK))
+
     # ---- processes ------------------------------------------------------------------------------
 
     def test_a_second_opener_shares_the_objects_or_is_refused(self, reopen: OpenStore) -> None:
@@ -134,7 +155,7 @@ class PersistentStoreTests(StoreTests):
         expect("read of what a second opener wrote", shelf.read(others), (OK, OK))
 
     @pytest.mark.parametrize("moment", KillMoment, ids=lambda moment: moment.value)
-    def test_t2_a_killed_writer_leaves_whole_objects_alone(
+    def test_t2_b72_a_killed_writer_leaves_whole_objects_alone(
         self, reopen: OpenStore, config: Mapping[str, object], moment: KillMoment
     ) -> None:
         """What it was told is stored is there; of its last write, all or nothing of each object."""
