@@ -185,14 +185,12 @@ def run_script(description: str | None, measure: Callable[[Scale], Iterable[Row]
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="small sizes, to try a script")
     parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument(
-        "--rows", type=Path, default=None, help="file to write the rows to, as JSON"
-    )
+    parser.add_argument("--rows", type=Path, default=None, help="file to add the rows to, as JSON")
     arguments = parser.parse_args()
     rounds = arguments.rounds or (3 if arguments.quick else 7)
-    lines = []
     for row in measure(Scale(rounds=rounds, is_quick=arguments.quick)):
         print("  ".join(cell for cell in chain([row.topic], row.cells()) if cell), flush=True)
-        lines.append(row.dump() + "\n")
-    if arguments.rows is not None:
-        arguments.rows.write_text("".join(lines))
+        if arguments.rows is not None:
+            # One by one: what was measured counts, whatever becomes of the rest.
+            with arguments.rows.open("a", encoding="utf-8") as rows:
+                rows.write(row.dump() + "\n")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from measuring import Row, duration
+from measuring import Row, duration, missing_peer
 
-ROOT = Path(__file__).resolve().parent.parent
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent
 DOCUMENT = ROOT / "docs" / "performance.md"
 SCRIPTS = (
     "bench_plans",
@@ -24,28 +28,66 @@ SCRIPTS = (
     "bench_peers",
     "bench_lookup",
     "bench_file_index",
+    "bench_local",
     "bench_redis",
     "bench_s3",
+    "bench_tiers",
     "bench_startup",
 )
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 SGLANG_BEGIN, SGLANG_END = "<!-- measured in SGLang: begin -->", "<!-- measured in SGLang: end -->"
 HEADER = ("what", "against", "ratio", "lowest to highest", "target", "met", "figures")
+SCRIPT_SECONDS = 300.0
+"""How long a script may take: none that is sound needs as much, and no table waits for one that hangs."""
 GIB = 1 << 30
 
 
-def rows_of(script: str, arguments: Sequence[str]) -> Iterator[Row]:
-    """Run a script and yield its rows.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a script."""
 
-    Raises:
-        CalledProcessError: it failed.
+    script: str
+    rows: tuple[Row, ...]
+    problem: str = ""
+    """Why it did not get to its end; what it measured before counts all the same."""
+
+
+def run(script: Path, arguments: Sequence[str], *, seconds: float = SCRIPT_SECONDS) -> Outcome:
+    """Run a script to its end, or to its time's end, and return what it measured; it leaves no process behind.
+
+    Args:
+        script: the file.
+        arguments: passed on to it.
+        seconds: after which it and all that it started are killed.
     """
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as found:
-        path = Path(__file__).with_name(f"{script}.py")
-        command = [sys.executable, str(path), "--rows", found.name, *arguments]
-        subprocess.run(command, check=True)
-        for line in Path(found.name).read_text().splitlines():
-            yield Row.load(line)
+        command = [sys.executable, str(script), "--rows", found.name, *arguments]
+        problem = _problem(command, seconds)
+        rows = [Row.load(line) for line in Path(found.name).read_text().splitlines()]
+    if problem:
+        topic = rows[-1].topic if rows else script.stem
+        rows.append(missing_peer(topic, "the rest", "", problem))
+    return Outcome(script.stem, tuple(rows), problem)
+
+
+def _problem(command: Sequence[str], seconds: float) -> str:
+    """Run a command in a session of its own; return why it failed, or an empty text."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        process = subprocess.Popen(command, start_new_session=True, stderr=errors)
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return f"Error: not done within {duration(seconds)}"
+        finally:
+            # Servers that it started are in its session, whatever became of it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        errors.seek(0)
+        told = errors.read()
+    sys.stderr.write(told)
+    last = told.strip().splitlines()[-1:] or [f"it ended with {code}"]
+    return f"Error: {last[0]}" if code else ""
 
 
 def machine() -> str:
@@ -137,11 +179,16 @@ def main() -> None:
     start = time.perf_counter()
     passed_on = ["--quick"] if arguments.quick else []
     scripts = [arguments.only] if arguments.only else SCRIPTS
-    rows = [row for script in scripts for row in rows_of(script, passed_on)]
+    outcomes = [run(FOLDER / f"{script}.py", passed_on) for script in scripts]
+    rows = [row for outcome in outcomes for row in outcome.rows]
     measured = report(rows, time.perf_counter() - start)
     print(measured)
     if not arguments.quick and not arguments.only:
         DOCUMENT.write_text(insert(DOCUMENT.read_text(), measured))
+    if failed := [
+        f"{outcome.script}: {outcome.problem}" for outcome in outcomes if outcome.problem
+    ]:
+        sys.exit("\n".join(["not every script got to its end:", *failed]))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,16 @@ FOLDER = Path(__file__).parents[1]
 
 @pytest.mark.parametrize(
     "script",
-    ["bench_plans", "bench_copies", "bench_lookup", "bench_file_index", "bench_redis", "bench_s3"],
+    [
+        "bench_plans",
+        "bench_copies",
+        "bench_lookup",
+        "bench_file_index",
+        "bench_local",
+        "bench_redis",
+        "bench_s3",
+        "bench_tiers",
+    ],
 )
 def test_a_benchmark_has_a_ratio_or_a_reason_in_every_row(script: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import run
@@ -121,3 +124,62 @@ def test_a_peer_that_is_not_there_says_so(
 
     with pytest.raises(PeerUnavailableError, match=r"ModuleNotFoundError: .*kvlinker_no_such_peer"):
         peer.load("store")
+
+
+# ---- scripts ----------------------------------------------------------------------------------
+
+MEASURES_ONE = """
+import sys
+from measuring import missing_peer
+rows = open(sys.argv[sys.argv.index("--rows") + 1], "a")
+rows.write(missing_peer("Copies", "ours", "memcpy", "Error: no peer").dump() + "\\n")
+rows.close()
+"""
+
+
+def script(folder: Path, then: str) -> Path:
+    path = folder / "bench_made_up.py"
+    path.write_text(f"import sys\nsys.path.insert(0, {str(run.FOLDER)!r})\n{MEASURES_ONE}{then}\n")
+    return path
+
+
+def test_what_was_measured_before_a_script_failed_counts_and_the_failure_is_a_row(
+    tmp_path: Path,
+) -> None:
+    outcome = run.run(script(tmp_path, "raise OSError('no server')"), [])
+
+    assert outcome.problem == "Error: OSError: no server"
+    assert [(row.topic, row.what, row.figures) for row in outcome.rows] == [
+        ("Copies", "ours", "Error: no peer"),
+        ("Copies", "the rest", "Error: OSError: no server"),
+    ]
+
+
+def test_a_script_that_hangs_is_ended_with_the_servers_that_it_started(tmp_path: Path) -> None:
+    server = tmp_path / "server"
+    hangs = (
+        "import subprocess, time\n"
+        f"open({str(server)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid))\n"
+        "time.sleep(600)"
+    )
+
+    outcome = run.run(script(tmp_path, hangs), [], seconds=2)
+
+    assert outcome.problem == "Error: not done within 2 s"
+    with pytest.raises(ProcessLookupError):
+        _signal_when_reaped(int(server.read_text()))
+
+
+def _signal_when_reaped(process: int) -> None:
+    """Ask whether a process is there, until whoever adopted it has noticed its end or ten seconds are over."""
+    for _ in range(1000):
+        os.kill(process, 0)
+        if "Z" in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]:
+            raise ProcessLookupError(process)
+        time.sleep(0.01)
+
+
+def test_a_script_that_ends_well_has_its_rows_and_no_problem(tmp_path: Path) -> None:
+    outcome = run.run(script(tmp_path, ""), [])
+
+    assert (outcome.problem, len(outcome.rows)) == ("", 1)

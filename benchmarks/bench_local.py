@@ -1,0 +1,197 @@
+"""Compare the file store and the memory store with plain calls of the system on the same bytes, and with memcpy.
+
+Beside the file store, one file is written with `pwrite` and read with `preadv`, at offsets that a program of one
+process keeps in its head; beside the memory store, a file in the same tmpfs is mapped and copied to and from. Both
+move the bytes from and to one block of memory; the stores move pages between scattered pool memory and files that
+other processes share, keep an index, and check every byte. Files are in the page cache, as they are for both.
+A lookup is compared with asking whether a file of that name exists, as a store of one file for each page does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from measuring import Row, Scale, missing_peer, run_script
+from numpy.typing import NDArray
+from pages import MIB
+from remote_stores import SHAPES, Contest, RawClient, Shape, measure_lookup, measure_shape
+
+from kvlinker.discovery import load_plugins
+from kvlinker.errors import KVLinkerError
+from kvlinker.registry import PluginRegistry
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # the folder in it has a name that nobody can guess
+MOVED = 96 * MIB
+CAPACITY = 4 * MOVED
+"""What is to be loaded, what is offloaded, and room for the index."""
+WHY_MISSED = (
+    "The calls beside it move bytes between a file and one block, in pieces as long as the object or the range, for "
+    "one process that knows where everything is. A store scatters them over as many buffers as a model has, reads them "
+    "once more for checksums, and keeps an index that other processes share; the copies in memory beside the file "
+    "store show what each of these takes."
+)
+
+
+class _File(RawClient):
+    """Objects at their offsets in one file."""
+
+    def __init__(self, folder: Path, shape: Shape, block: NDArray[np.uint8]) -> None:
+        """Take the bytes of all objects: uint8 [objects, bytes]; they are read back into a block of its own."""
+        self._folder = folder
+        self._shape = shape
+        self._block = block
+        self._read = np.ones_like(block)
+        self._path = folder / "raw"
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        if block.nbytes:
+            os.posix_fallocate(self._file, 0, block.nbytes)
+
+    def put(self, part: slice) -> None:
+        """Write some objects."""
+        for number in range(len(self._block))[part]:
+            self._write(number)
+
+    def get(self, part: slice) -> None:
+        """Read some objects whole."""
+        for number in range(len(self._block))[part]:
+            self._fill(number, 0, self._shape.object_bytes)
+
+    def get_ranges(self, part: slice) -> None:
+        """Read some objects layer by layer."""
+        start = 0
+        for length in self._shape.ranges:
+            for number in range(len(self._block))[part]:
+                self._fill(number, start, length)
+            start += length
+
+    @abstractmethod
+    def _write(self, number: int) -> None:
+        """Write one object."""
+
+    @abstractmethod
+    def _fill(self, number: int, start: int, length: int) -> None:
+        """Read a range of one object."""
+
+    def forget(self) -> None:
+        """Remove what was written."""
+        os.close(self._file)
+        self._path.unlink()
+
+    def look_up(self, names: Sequence[str]) -> None:
+        """Ask for absent files one by one."""
+        if any((self._folder / name).exists() for name in names):
+            message = "files were found that nobody wrote"
+            raise RuntimeError(message)
+
+
+class SystemCalls(_File):
+    """Written and read with a call of the system for each object, or for each range."""
+
+    def _write(self, number: int) -> None:
+        size = self._shape.object_bytes
+        _expect(os.pwrite(self._file, self._block[number], number * size), size)
+
+    def _fill(self, number: int, start: int, length: int) -> None:
+        place = memoryview(self._read[number])[start : start + length]
+        offset = number * self._shape.object_bytes + start
+        _expect(os.preadv(self._file, [place], offset), length)
+
+
+class MappedFile(_File):
+    """Mapped, and copied with a memcpy for each object, or for each range."""
+
+    def __init__(self, folder: Path, shape: Shape, block: NDArray[np.uint8]) -> None:
+        """Take the bytes of all objects: uint8 [objects, bytes]."""
+        super().__init__(folder, shape, block)
+        self._map = mmap.mmap(self._file, max(1, block.nbytes)) if block.nbytes else None
+        self._base = 0
+        if self._map is not None:
+            self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    def _write(self, number: int) -> None:
+        size = self._shape.object_bytes
+        ctypes.memmove(self._base + number * size, self._block[number].ctypes.data, size)
+
+    def _fill(self, number: int, start: int, length: int) -> None:
+        offset = number * self._shape.object_bytes + start
+        ctypes.memmove(self._read.ctypes.data + offset, self._base + offset, length)
+
+
+def _expect(moved: int, size: int) -> None:
+    if moved != size:
+        message = f"{moved} B in the place of {size}"
+        raise RuntimeError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a store is compared with what."""
+
+    topic: str
+    store: str
+    """Name of the store plugin."""
+    parent: Path | None
+    """Folder in which both get folders of their own; the system's one for temporary files if None."""
+    raw: type[_File]
+    client: str
+    """What `raw` does, in words."""
+
+
+_PLACES = (
+    _Place(
+        topic="File store against the system's own calls",
+        store="file",
+        parent=None,
+        raw=SystemCalls,
+        client="pwrite and preadv",
+    ),
+    _Place(
+        topic="Memory store against a mapped file in the same memory",
+        store="memory",
+        parent=SHARED_MEMORY,
+        raw=MappedFile,
+        client="a mapped file and memmove",
+    ),
+)
+
+
+def _contest(place: _Place, folder: Path, registry: PluginRegistry) -> Contest:
+    options = {"path": str(folder / "store"), "capacity": CAPACITY}
+    return Contest(
+        topic=place.topic,
+        client=place.client,
+        make_client=lambda shape, block: place.raw(folder, shape, block),
+        open_store=lambda: registry.store(place.store).open(options),
+        moved=MOVED,
+    )
+
+
+def _rows(contest: Contest, scale: Scale) -> Iterator[Row]:
+    for shape in SHAPES:
+        yield from measure_shape(contest, shape, scale)
+    yield from measure_lookup(replace(contest, client="a stat of a file for each key"), scale)
+
+
+def measure(scale: Scale) -> Iterator[Row]:
+    """Yield the rows."""
+    registry = load_plugins()
+    for place in _PLACES:
+        try:
+            with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+                contest = _contest(place, Path(folder), registry)
+                for row in _rows(contest, scale):
+                    yield replace(row, why_missed=WHY_MISSED)
+        except (KVLinkerError, OSError) as error:
+            yield missing_peer(place.topic, "everything", place.client, f"Error: {error}")
+
+
+if __name__ == "__main__":
+    run_script(__doc__, measure)
