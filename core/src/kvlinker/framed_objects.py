@@ -7,7 +7,7 @@ ranges at once, compare checksums before a byte is copied, and make frames of pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,9 @@ from kvlinker.frames import (
     decode_headers,
     encode_headers,
     header_bytes,
-    read_range_count,
+    is_prefix_of,
+    read_header_bytes,
+    read_range_counts,
 )
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
@@ -41,6 +43,10 @@ __all__ = [
 ]
 
 
+_LONG_HEADER_BYTES = 64 << 10
+"""A header of 2,700 ranges."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedObjects:
     """Objects that are looked for, and what they must look like."""
@@ -49,6 +55,19 @@ class WantedObjects:
     object_bytes: int
     """Payload bytes."""
     fingerprint: bytes
+
+    def some(self, positions: Sequence[int]) -> WantedObjects:
+        """Return some of the objects, in the given order."""
+        return WantedObjects(
+            keys=tuple(self.keys[at] for at in positions),
+            object_bytes=self.object_bytes,
+            fingerprint=self.fingerprint,
+        )
+
+    @property
+    def max_header_bytes(self) -> int:
+        """A longer header is none: what anybody may write must not fill the memory of who reads it."""
+        return max(_LONG_HEADER_BYTES, self.object_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,19 +105,66 @@ class Look:
     """Objects of another layout or length."""
     damaged: list[int] = field(default_factory=list)
     """Values that are no object, or not all of one."""
+    cut: dict[int, int] = field(default_factory=dict)
+    """Objects of whose headers too little was read, and how long their headers are."""
 
     @property
     def found(self) -> list[int]:
         """The objects that were looked for, ascending."""
         return sorted(at for part in self.parts for at in part.positions.tolist())
 
+    def renumbered(self, positions: Sequence[int]) -> Look:
+        """Return the same for a request in which the objects stand at other positions, ascending."""
+        places = np.array(positions, dtype=np.int64)
+        return Look(
+            parts=[replace(part, positions=places[part.positions]) for part in self.parts],
+            absent=[positions[at] for at in self.absent],
+            others=[positions[at] for at in self.others],
+            damaged=[positions[at] for at in self.damaged],
+            cut={positions[at]: size for at, size in self.cut.items()},
+        )
+
+    def add(self, other: Look) -> None:
+        """Take over what another look at the same request has found."""
+        self.parts += other.parts
+        self.absent += other.absent
+        self.others += other.others
+        self.damaged += other.damaged
+        self.cut |= other.cut
+
+    def join(self) -> None:
+        """Make one part of all whose headers are equally long."""
+        alike: dict[int, list[FoundObjects]] = {}
+        for part in self.parts:
+            alike.setdefault(part.header_bytes, []).append(part)
+        self.parts = [_joined(parts) for parts in alike.values()]
+
+
+def _joined(parts: Sequence[FoundObjects]) -> FoundObjects:
+    if len(parts) == 1:
+        return parts[0]
+    order = np.argsort(np.concatenate([part.positions for part in parts]), kind="stable")
+    raw = [one for part in parts for one in part.raw]
+    headers = [part.headers for part in parts]
+    return FoundObjects(
+        positions=np.concatenate([part.positions for part in parts])[order],
+        headers=FrameHeaders(
+            status=np.concatenate([one.status for one in headers])[order],
+            offsets=np.concatenate([one.offsets for one in headers])[order],
+            sizes=np.concatenate([one.sizes for one in headers])[order],
+            checksums=np.concatenate([one.checksums for one in headers])[order],
+        ),
+        raw=tuple(raw[at] for at in order.tolist()),
+    )
+
 
 def sort_values(
     wanted: WantedObjects,
-    beginnings: Sequence[bytes | None],
+    beginnings: Sequence[bytes | memoryview | None],
     lengths: Sequence[int],
     *,
     checksum: Checksum,
+    tells_cut: bool = False,
 ) -> Look:
     """Tell what lies under each key.
 
@@ -107,16 +173,18 @@ def sort_values(
         beginnings: [keys] what each value begins with, at least its header; None where there is no value.
         lengths: [keys] bytes of each value.
         checksum: the function that made the headers' checksums.
+        tells_cut: whether more of a header can be read: objects that need it are `cut`, and `damaged` otherwise.
     """
     look = Look()
     groups: dict[int, list[int]] = {}
-    for at, (raw, length) in enumerate(zip(beginnings, lengths, strict=True)):
+    counts = read_range_counts([(raw or b"")[:PREFIX_BYTES] for raw in beginnings])
+    for at, (raw, length, ranges) in enumerate(zip(beginnings, lengths, counts, strict=True)):
         if raw is None or not length:
             look.absent.append(at)
-            continue
-        ranges = read_range_count(raw[:PREFIX_BYTES])
-        if ranges is None or len(raw) < header_bytes(ranges):
+        elif not ranges:
             look.damaged.append(at)
+        elif len(raw) < header_bytes(ranges):
+            _sort_cut(look, wanted, at, raw, length, tells_cut=tells_cut)
         else:
             groups.setdefault(ranges, []).append(at)
     for ranges, positions in groups.items():
@@ -126,11 +194,34 @@ def sort_values(
     return look
 
 
+def _sort_cut(
+    look: Look,
+    wanted: WantedObjects,
+    at: int,
+    raw: bytes | memoryview,
+    length: int,
+    *,
+    tells_cut: bool,
+) -> None:
+    """Put a value where it belongs of whose header too little was read."""
+    prefix, size = raw[:PREFIX_BYTES], read_header_bytes(raw[:PREFIX_BYTES]) or 0
+    if tells_cut and size <= min(length, wanted.max_header_bytes):
+        look.cut[at] = size
+        return
+    is_own = is_prefix_of(
+        prefix,
+        key=wanted.keys[at],
+        fingerprint=wanted.fingerprint,
+        payload_bytes=wanted.object_bytes,
+    )
+    (look.damaged if is_own else look.others).append(at)
+
+
 def _sort_group(
     look: Look,
     wanted: WantedObjects,
     positions: IndexArray,
-    raw: Sequence[bytes],
+    raw: Sequence[bytes | memoryview],
     lengths: NDArray[np.int64],
     checksum: Checksum,
 ) -> None:
@@ -138,7 +229,7 @@ def _sort_group(
     size = len(raw[0])
     headers = decode_headers(
         np.frombuffer(b"".join(raw), dtype=np.uint8).reshape(len(raw), size),
-        ranges=read_range_count(raw[0][:PREFIX_BYTES]) or 0,
+        ranges=read_range_counts([raw[0][:PREFIX_BYTES]])[0],
         keys=[wanted.keys[at] for at in positions.tolist()],
         fingerprint=wanted.fingerprint,
         payload_bytes=wanted.object_bytes,
@@ -161,7 +252,7 @@ def _sort_group(
                 sizes=headers.sizes[kept],
                 checksums=headers.checksums[kept],
             ),
-            raw=tuple(raw[i] for i in kept.tolist()),
+            raw=tuple(bytes(raw[i]) for i in kept.tolist()),
         )
     )
 

@@ -30,8 +30,10 @@ __all__ = [
     "decode_headers",
     "encode_headers",
     "header_bytes",
+    "is_prefix_of",
     "read_header_bytes",
     "read_range_count",
+    "read_range_counts",
 ]
 
 Checksum: TypeAlias = Callable[[memoryview], int]
@@ -257,7 +259,7 @@ def decode_headers(
     )
 
 
-def read_range_count(prefix: bytes) -> int | None:
+def read_range_count(prefix: bytes | memoryview) -> int | None:
     """Return how many ranges the header has that begins with these 128 bytes, or None if none begins so."""
     if len(prefix) < PREFIX_BYTES:
         return None
@@ -267,7 +269,29 @@ def read_range_count(prefix: bytes) -> int | None:
     return ranges if is_frame and 0 < ranges <= MAX_RANGES else None
 
 
-def read_header_bytes(prefix: bytes) -> int | None:
+def read_range_counts(prefixes: Sequence[bytes | memoryview]) -> list[int]:
+    """Return how many ranges the headers have that begin so, 0 for each that is none; see `read_range_count`."""
+    rows = [raw if len(raw) == PREFIX_BYTES else bytes(PREFIX_BYTES) for raw in prefixes]
+    fields = np.frombuffer(b"".join(rows), dtype=_PREFIX)
+    is_frame = (fields["magic"] == _MAGIC) & (fields["version"] == FRAME_VERSION)
+    counts = np.where(is_frame & (fields["ranges"] <= MAX_RANGES), fields["ranges"], 0)
+    return [int(count) for count in counts]
+
+
+def is_prefix_of(
+    prefix: bytes | memoryview, *, key: bytes, fingerprint: bytes, payload_bytes: int
+) -> bool:
+    """Whether a header of these 128 bytes says that it is this object's; whether it is right, all of it tells."""
+    fields = np.frombuffer(prefix, dtype=_PREFIX, count=1)[0]
+    return bool(
+        fields["payload_bytes"] == payload_bytes
+        and fields["fingerprint_bytes"] == len(fingerprint)
+        and (fields["fingerprint"] == _fingerprint_words(fingerprint)).all()
+        and (fields["key"] == _key_words([key])[0]).all()
+    )
+
+
+def read_header_bytes(prefix: bytes | memoryview) -> int | None:
     """Return how many bytes the header has that begins with these 128, or None if none begins so."""
     ranges = read_range_count(prefix)
     return None if ranges is None else header_bytes(ranges)

@@ -6,12 +6,14 @@ waits is given up too, and a dead server costs one wait and not one for each req
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from kvlinker.errors import StoreClosedError, StoreError, StoreTimeoutError
-from kvlinker.guard import Breaker
+from kvlinker.errors import StoreError, StoreTimeoutError
+from kvlinker.store_lanes import StoreLane
 from kvlinker_s3.client import open_client
 from kvlinker_s3.failures import Failure, brief, failure_of
 from kvlinker_s3.options import S3StoreOptions
@@ -39,7 +41,7 @@ class RefusedRequestError(StoreError):
         self.failure = failure
 
 
-class Lane:
+class Lane(StoreLane):
     """Requests of one kind, to one place."""
 
     def __init__(self, options: S3StoreOptions, name: str) -> None:
@@ -49,25 +51,9 @@ class Lane:
             ContractError: see `open_client`.
             StoreError: see `open_client`.
         """
-        self._label = f"s3 store {options.place}, {name}"
-        self._breaker = Breaker(pause_seconds=options.pause_seconds)
+        super().__init__(f"s3 store {options.place}, {name}", pause_seconds=options.pause_seconds)
         self._client = open_client(options)
         self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix=f"s3-{name}")
-        self._is_closed = False
-
-    def __str__(self) -> str:
-        """Return the place and the lane, for messages."""
-        return self._label
-
-    def check_open(self) -> None:
-        """Do nothing while the store is open.
-
-        Raises:
-            StoreClosedError: it was closed.
-        """
-        if self._is_closed:
-            msg = f"{self}: the store was closed; open it again"
-            raise StoreClosedError(msg)
 
     def run(self, requests: Sequence[Callable[[ObjectStore], _T]]) -> list[_T]:
         """Return what requests return, in order.
@@ -78,12 +64,7 @@ class Lane:
             RefusedRequestError: it refused one of the requests.
             StoreError: it refuses all of them.
         """
-        answers: list[_T] = []
-        for answer in self.attempt(requests):
-            if isinstance(answer, StoreError):
-                raise answer
-            answers.append(answer)
-        return answers
+        return [_raised(answer) for answer in self.attempt(requests)]
 
     def attempt(self, requests: Sequence[Callable[[ObjectStore], _T]]) -> list[_T | StoreError]:
         """Return what each request returns, or why it failed, in order.
@@ -93,31 +74,51 @@ class Lane:
             StoreTimeoutError: the server could not be reached lately.
         """
         self.check_open()
-        if not requests:
-            return []
-        if not self._breaker.allow():
-            msg = f"{self}: the server could not be reached lately and is not asked again yet"
-            raise StoreTimeoutError(msg)
-        timeouts = self._breaker.timeouts
         call = _Call()
-        answers = self._answers(requests, call)
-        if call.error is None:
-            self._breaker.succeed(timeouts=timeouts)
-        return answers
+        return self.guarded(lambda: self._answers(requests, call)) if requests else []
+
+    def stream(
+        self, requests: Sequence[Callable[[ObjectStore], _T]], *, ahead: int, together: int
+    ) -> Iterator[Sequence[_T]]:
+        """Yield what requests return, in order, while the next ones run.
+
+        Args:
+            requests: what to ask.
+            ahead: so many requests, whose answers may be in memory at a time.
+            together: so many answers are yielded at a time.
+
+        Raises:
+            StoreError: see `run`.
+        """
+        if len(requests) == 1:
+            yield self.run(requests)
+            return
+        call = _Call()
+        left = iter(requests)
+        waiting: deque[Future[_T | StoreError]] = deque()
+
+        def take() -> list[_T]:
+            more = islice(left, ahead - len(waiting))
+            waiting.extend(self._threads.submit(self._answer, request, call) for request in more)
+            count = min(together, len(waiting))
+            return [_raised(waiting.popleft().result()) for _ in range(count)]
+
+        try:
+            while answers := self.guarded(take):
+                yield answers
+        finally:
+            for future in waiting:
+                future.cancel()
 
     def _answers(
         self, requests: Sequence[Callable[[ObjectStore], _T]], call: _Call
     ) -> list[_T | StoreError]:
         if len(requests) == 1:
             return [self._answer(requests[0], call)]
-        try:
-            waiting: list[Future[_T | StoreError]] = [
-                self._threads.submit(self._answer, request, call) for request in requests
-            ]
-            return [future.result() for future in waiting]
-        except (CancelledError, RuntimeError):
-            self.check_open()  # threads that end take no more requests
-            raise
+        waiting: list[Future[_T | StoreError]] = [
+            self._threads.submit(self._answer, request, call) for request in requests
+        ]
+        return [future.result() for future in waiting]
 
     def _answer(self, request: Callable[[ObjectStore], _T], call: _Call) -> _T | StoreError:
         from obstore.exceptions import BaseError
@@ -137,13 +138,20 @@ class Lane:
             return RefusedRequestError(f"{self}: a request failed: {brief(error)}", failure)
         kind = StoreTimeoutError if failure is Failure.DOWN else StoreError
         call.error = kind(f"{self}: {words}: {brief(error)}")
-        self._breaker.trip()
+        self.give_up()
         return call.error
 
     def close(self) -> None:
         """Take no more requests; those that run end by themselves, and touch no pool memory. Idempotent."""
-        self._is_closed = True
+        super().close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _raised(answer: _T | StoreError) -> _T:
+    """Return an answer, and raise what is none."""
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer
 
 
 class _Call:

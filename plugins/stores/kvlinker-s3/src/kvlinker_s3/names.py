@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlinker.errors import ContractError
 from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES
+from kvlinker.named_values import digits_of_key, digits_of_namespace
 from kvlinker.store import ObjectKey
 
 __all__ = ["Names"]
 
-_FANOUT_BYTES = 1
+_NAMESPACE = 2 * NAMESPACE_BYTES
+"""Digits that name the first folder."""
+_FOLDERS = _NAMESPACE + 2
 _DIGITS = frozenset("0123456789abcdef")
 
 
@@ -30,12 +32,10 @@ class Names:
         Raises:
             ContractError: that is no object key.
         """
-        if len(key) != OBJECT_KEY_BYTES:
-            msg = f"an object key has {OBJECT_KEY_BYTES} bytes, got {len(key)}; build it with a KeyBuilder"
-            raise ContractError(msg)
-        split = NAMESPACE_BYTES + _FANOUT_BYTES
-        folders = f"{key[:NAMESPACE_BYTES].hex()}/{key[NAMESPACE_BYTES:split].hex()}"
-        return f"{self.folder}/{folders}/{key[split:].hex()}"
+        digits = digits_of_key(key)
+        return (
+            f"{self.folder}/{digits[:_NAMESPACE]}/{digits[_NAMESPACE:_FOLDERS]}/{digits[_FOLDERS:]}"
+        )
 
     def of_objects(self, keys: Sequence[ObjectKey]) -> list[str]:
         """Return the names of objects, in order; see `of_object`."""
@@ -47,10 +47,7 @@ class Names:
         Raises:
             ContractError: that is no namespace.
         """
-        if len(namespace) != NAMESPACE_BYTES:
-            msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; nothing was removed"
-            raise ContractError(msg)
-        return f"{self.folder}/{namespace.hex()}"
+        return f"{self.folder}/{digits_of_namespace(namespace)}"
 
     def is_object(self, name: str) -> bool:
         """Whether a name is one that an object has; others in the same folder are somebody else's."""

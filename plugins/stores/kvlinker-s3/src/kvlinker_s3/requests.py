@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from kvlinker.named_values import Beginning
 from kvlinker_s3.failures import Failure, failure_of
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 __all__ = [
-    "Beginning",
     "Put",
     "Request",
     "begin_of",
@@ -29,15 +28,6 @@ Request: TypeAlias = "Callable[[ObjectStore], _T]"
 
 _COALESCE_BYTES = 128 << 10
 """Gaps between ranges that are read along: another request costs more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """What an object begins with, and how long it is."""
-
-    raw: memoryview
-    length: int
-    """Bytes of the whole object."""
 
 
 class Put(Enum):
@@ -93,10 +83,9 @@ def _read(client: ObjectStore, name: str, size: int) -> Beginning:
     return Beginning(raw=memoryview(answer.buffer()), length=answer.meta["size"])
 
 
-def ranges_of(
-    name: str, starts: Sequence[int], lengths: Sequence[int]
-) -> Request[list[memoryview] | None]:
-    """Ask for ranges of an object; None where it is gone, or is shorter by now."""
+def ranges_of(name: str, ranges: Sequence[tuple[int, int]]) -> Request[list[memoryview] | None]:
+    """Ask for ranges of an object, (first byte, bytes); None where it is gone, or is shorter by now."""
+    starts, lengths = [start for start, _ in ranges], [length for _, length in ranges]
 
     def ask(client: ObjectStore) -> list[memoryview] | None:
         from obstore.exceptions import BaseError

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kvlinker.device import DeviceAccess
+from kvlinker.framed_reads import FramedReadSession
+from kvlinker.named_values import parts_of
 from kvlinker.store import (
     ObjectKey,
     ReadRequest,
@@ -18,9 +20,8 @@ from kvlinker.store import (
 )
 from kvlinker_s3.options import S3StoreOptions
 from kvlinker_s3.requests import delete, size_of
-from kvlinker_s3.sessions import S3ReadSession
-from kvlinker_s3.state import StoreState, parts_of
-from kvlinker_s3.writing import MAX_OBJECT_BYTES, write_batches
+from kvlinker_s3.state import StoreState
+from kvlinker_s3.writing import MAX_OBJECT_BYTES, S3Write
 
 if TYPE_CHECKING:
     from obstore import ListStream, ObjectMeta
@@ -81,7 +82,7 @@ class S3Store(Store):
         Raises:
             StoreError: the server cannot be asked.
         """
-        counters = dict(self._state.counters)
+        counters = dict(self._state.framed.counters)
         objects = used = 0
         for page in self._list(self._state.options.prefix):
             objects += len(page)
@@ -106,12 +107,14 @@ class S3Store(Store):
             StoreError: the server cannot be asked; nothing was published.
         """
         self._state.writes.check_open()
-        return write_batches(self._state, batches, memory, may_publish)
+        return S3Write(self._state, batches).run(memory, may_publish)
 
     def open_read(self, request: ReadRequest) -> ReadSession:
         """See Store."""
         self._state.reads.check_open()
-        return S3ReadSession(self._state, request)
+        state = self._state
+        check_open = state.reads.check_open
+        return FramedReadSession(state.read_values, state.framed, request, check_open=check_open)
 
     # ---- removing -----------------------------------------------------------------------------
 

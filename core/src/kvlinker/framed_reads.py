@@ -1,0 +1,322 @@
+"""A framed read asks for what a plan needs of each value, and compares every checksum before a byte is copied.
+
+The first read of a session asks for headers, and in the same answers for what the plan needs right behind them:
+an object that is read whole is one request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlinker.description import IndexArray
+from kvlinker.device import DeviceAccess, HostObjects
+from kvlinker.errors import ContractError, StoreClosedError
+from kvlinker.framed_looks import FramedState, look_at
+from kvlinker.framed_objects import (
+    FoundObjects,
+    Look,
+    Piece,
+    WantedObjects,
+    are_ranges_right,
+    cut_plan,
+)
+from kvlinker.frames import header_bytes
+from kvlinker.named_values import Beginning, NamedValues
+from kvlinker.plans import TransferPlan
+from kvlinker.spans import BufferSpan
+from kvlinker.store import ObjectKey, ReadRequest, ReadSession, ReadStatus
+
+__all__ = ["FramedReadSession"]
+
+_OK, _MISS, _CORRUPT, _FAILED = range(4)
+_STATUSES = (ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT, ReadStatus.FAILED)
+_WHOLE = 1 << 62
+"""No object is so long."""
+_SIDE_BY_SIDE_BYTES = 256 << 10
+"""Answers that are shorter are copied together: calls cost more than a second copy."""
+
+
+class FramedReadSession(ReadSession):
+    """Objects that were asked for; what is evicted or removed meanwhile reads as a miss from then on."""
+
+    def __init__(
+        self,
+        values: NamedValues,
+        state: FramedState,
+        request: ReadRequest,
+        *,
+        check_open: Callable[[], None],
+    ) -> None:
+        """Note what is asked for; the server is asked with the first read.
+
+        Args:
+            values: where the objects are.
+            state: of the store.
+            request: the objects.
+            check_open: raises StoreClosedError once the store was closed.
+        """
+        self._values = values
+        self._state = state
+        self._check_open = check_open
+        self._wanted = WantedObjects(
+            keys=request.keys, object_bytes=request.object_bytes, fingerprint=request.fingerprint
+        )
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._parts: Sequence[FoundObjects] | None = None
+        self._status = np.zeros(len(request.keys), dtype=np.int64)
+
+    def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
+        """See ReadSession.
+
+        Raises:
+            StoreError: the server cannot be asked, or answers with something else.
+        """
+        self._check_open()
+        self._check(plan)
+        with self._lock:
+            reach = self._look(plan, memory) if self._parts is None else None
+        for part in self._parts or ():
+            for numbers, rest in _remains(part, plan, reach):
+                self._read_part(part, numbers, rest, memory)
+        return tuple(map(_STATUSES.__getitem__, self._status.tolist()))
+
+    def _check(self, plan: TransferPlan) -> None:
+        keys, size = len(self._wanted.keys), self._wanted.object_bytes
+        if self._is_closed:
+            msg = f"pool {plan.pool!r}: this read session was closed; open another"
+            raise StoreClosedError(msg)
+        if plan.num_pages != keys or plan.object_bytes != size:
+            msg = (
+                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
+                f"does not fit a request of {keys} objects of {size} B"
+            )
+            raise ContractError(msg)
+
+    def close(self) -> None:
+        """See ReadSession."""
+        self._is_closed = True
+
+    # ---- headers ------------------------------------------------------------------------------
+
+    def _look(self, plan: TransferPlan, memory: DeviceAccess) -> IndexArray:
+        """Read headers and what follows them; [objects] how far payloads were read."""
+        reach = np.zeros(len(self._wanted.keys), dtype=np.int64)
+
+        def take(look: Look, found: Mapping[int, Beginning]) -> None:
+            for part in look.parts:
+                for numbers in part.alike():
+                    reach[part.positions[numbers]] = self._take(part, numbers, plan, found, memory)
+
+        size = self._first_bytes(plan)
+        look = look_at(self._values, self._state, self._wanted, size=size, take=take)
+        self._status[[*look.absent, *look.others]] = _MISS
+        self._state.count("missed", len(look.absent) + len(look.others))
+        self._drop(np.array(look.damaged, dtype=np.int64))
+        self._parts = look.parts
+        return reach
+
+    def _first_bytes(self, plan: TransferPlan) -> int:
+        """Return the bytes of a header and of what the plan needs right behind it."""
+        wanted = self._wanted
+        is_whole = int(plan.range_bytes.sum()) == wanted.object_bytes
+        guess = header_bytes(len(plan.range_bytes)) if is_whole else None
+        size = self._state.header_bytes(wanted.fingerprint, wanted.object_bytes, guess=guess)
+        return size + _reach(plan, self._values.answer_bytes - size)
+
+    def _take(
+        self,
+        part: FoundObjects,
+        numbers: IndexArray,
+        plan: TransferPlan,
+        found: Mapping[int, Beginning],
+        memory: DeviceAccess,
+    ) -> int:
+        """Take what a plan needs from behind the headers of some objects; return how far that goes."""
+        raw = [found[at].raw for at in part.positions[numbers].tolist()]
+        start = part.header_bytes
+        reach = min(map(len, raw)) - start
+        front = _chosen(plan, plan.spans.offset + plan.range_bytes <= reach)
+        pieces = list(cut_plan(part.headers, int(numbers[0]), front, _WHOLE))
+        if any(piece.start + piece.size > reach for piece in pieces):
+            return 0  # the ranges that vouch for these bytes end behind them
+        for piece in pieces:
+            first = start + piece.start
+            views = [one[first : first + piece.size] for one in raw]
+            self._land(part, numbers, piece, views, memory)
+        return reach
+
+    def _drop(self, positions: IndexArray) -> None:
+        """Remove values that are not what was written, and say so."""
+        if len(positions):
+            self._status[positions] = _CORRUPT
+            self._state.count("corrupt", len(positions))
+            self._values.remove(self._keys(positions))
+
+    def _keys(self, positions: IndexArray) -> list[ObjectKey]:
+        return [self._wanted.keys[at] for at in positions.tolist()]
+
+    # ---- payload ------------------------------------------------------------------------------
+
+    def _read_part(
+        self, part: FoundObjects, numbers: IndexArray, plan: TransferPlan, memory: DeviceAccess
+    ) -> None:
+        """Read what a plan needs of some objects of a part, whose tables of ranges are the same."""
+        limit = self._values.answer_bytes
+        pieces = list(cut_plan(part.headers, int(numbers[0]), plan, limit))
+        good = numbers[self._status[part.positions[numbers]] == _OK]
+        if not pieces or not len(good):
+            return
+        ranges = [(part.header_bytes + piece.start, piece.size) for piece in pieces]
+        for fetched in self._values.fetch(self._keys(part.positions[good]), ranges):
+            these = good[np.array(fetched.numbers, dtype=np.int64)]
+            self._land(part, these, pieces[fetched.range], fetched.views, memory)
+
+    def _land(
+        self,
+        part: FoundObjects,
+        numbers: IndexArray,
+        piece: Piece,
+        views: Sequence[memoryview | None],
+        memory: DeviceAccess,
+    ) -> None:
+        """Copy those bytes to their pages that are right; look again at the other objects."""
+        checksum = self._state.checksum
+        is_good = self._status[part.positions[numbers]] == _OK
+        if not is_good.all():  # of what went or was damaged in another piece nothing is wanted
+            views = [views[place] for place in np.flatnonzero(is_good).tolist()]
+            numbers = numbers[is_good]
+        right: list[int] = []
+        gone: list[int] = []
+        wrong: list[int] = []
+        for place, (number, view) in enumerate(zip(numbers.tolist(), views, strict=True)):
+            if view is None:
+                gone.append(place)
+            elif are_ranges_right(part.headers, number, piece, view, checksum=checksum):
+                right.append(place)
+            else:
+                wrong.append(place)
+        positions = part.positions[numbers]
+        if right:
+            good = [view for view in map(views.__getitem__, right) if view is not None]
+            _copy_in(piece, positions[right], good, memory)
+        self._vanish(positions[gone])
+        if wrong:
+            is_short = [len(views[place] or b"") != piece.size for place in wrong]
+            self._look_again(part, numbers[wrong], np.array(is_short))
+
+    def _vanish(self, positions: IndexArray) -> None:
+        """Note that objects went, or were written anew, since their headers were read."""
+        self._status[positions] = _MISS
+        self._state.count("vanished", len(positions))
+
+    def _look_again(
+        self, part: FoundObjects, numbers: IndexArray, is_short: NDArray[np.bool_]
+    ) -> None:
+        """Tell objects that went or were written anew since their headers were read from damaged ones."""
+        positions = part.positions[numbers]
+        is_same = np.zeros(len(numbers), dtype=np.bool_)
+        is_whole = np.zeros(len(numbers), dtype=np.bool_)
+        whole = part.header_bytes + self._wanted.object_bytes
+        for found in self._values.begin(self._keys(positions), part.header_bytes):
+            for place, now in found:
+                is_same[place] = now is not None and now.raw == part.raw[int(numbers[place])]
+                is_whole[place] = now is not None and now.length == whole
+        self._vanish(positions[~is_same])
+        # A short answer says nothing of an object that is as long as it should be, and may be right.
+        is_failed = is_same & is_short & is_whole
+        self._status[positions[is_failed]] = _FAILED
+        self._state.count("short_answers", int(is_failed.sum()))
+        self._drop(positions[is_same & ~is_failed])
+
+
+def _reach(plan: TransferPlan, limit: int) -> int:
+    """Return how many bytes from the payload's first on a plan needs all of, in whole ranges up to a limit."""
+    order = np.argsort(plan.spans.offset, kind="stable")
+    lows, sizes = plan.spans.offset[order], plan.range_bytes[order]
+    ends = np.cumsum(sizes)
+    is_next = (lows == ends - sizes) & (ends <= limit)
+    count = len(ends) if is_next.all() else int(is_next.argmin())
+    return int(ends[count - 1]) if count else 0
+
+
+def _remains(
+    part: FoundObjects, plan: TransferPlan, reach: IndexArray | None
+) -> Iterator[tuple[IndexArray, TransferPlan]]:
+    """Yield numbers of objects whose tables of ranges are the same, and what of a plan was not read of them yet.
+
+    Args:
+        part: the objects.
+        plan: what is to be read.
+        reach: [objects of the request] how far their payloads were read; None where nothing was.
+    """
+    for numbers in part.alike():
+        if reach is None:
+            yield numbers, plan
+            continue
+        known = reach[part.positions[numbers]]
+        for end in np.unique(known).tolist():
+            rest = _chosen(plan, plan.spans.offset + plan.range_bytes > end)
+            yield numbers[known == end], rest
+
+
+def _chosen(plan: TransferPlan, chosen: NDArray[np.bool_]) -> TransferPlan:
+    """Return the plan of some of its spans."""
+    if chosen.all():
+        return plan
+    return TransferPlan(
+        pages=plan.pages, spans=plan.spans.select(chosen), part_bytes=plan.part_bytes
+    )
+
+
+def _copy_in(
+    piece: Piece, positions: IndexArray, views: Sequence[memoryview], memory: DeviceAccess
+) -> None:
+    """Copy a piece of some objects into the pools, from where they lie, or from side by side."""
+    blocks = [np.frombuffer(view, dtype=np.uint8) for view in views]
+    stride = _stride(blocks, piece.size)
+    if stride is None and piece.size < _SIDE_BY_SIDE_BYTES:
+        blocks, stride = [np.concatenate(blocks)], piece.size
+    if stride is not None:
+        _copy_rows(piece, positions, blocks[0], stride, memory)
+        return
+    for at, block in enumerate(blocks):
+        _copy_rows(piece, positions[at : at + 1], block, piece.size, memory)
+
+
+def _stride(blocks: Sequence[NDArray[np.uint8]], size: int) -> int | None:
+    """Return the distance of blocks that lie at equal distances, one behind the other; None for others."""
+    if len(blocks) == 1:
+        return size
+    starts = [int(block.__array_interface__["data"][0]) for block in blocks]
+    distance = starts[1] - starts[0]
+    is_even = all(later - start == distance for start, later in pairwise(starts))
+    return distance if is_even and distance >= size else None
+
+
+def _copy_rows(
+    piece: Piece,
+    positions: IndexArray,
+    first: NDArray[np.uint8],
+    stride: int,
+    memory: DeviceAccess,
+) -> None:
+    """Copy a piece of some objects into the pools, whose bytes begin in a block and lie at equal distances."""
+    address = int(first.__array_interface__["data"][0])
+    span = BufferSpan(
+        base_ptr=address,
+        rows=len(positions),
+        row_bytes=piece.size,
+        row_stride=stride,
+        label="values",
+    )
+    plan = piece.plan
+    is_all = np.array_equal(positions, np.arange(plan.num_pages))
+    selected = plan if is_all else plan.select(positions)
+    slots = np.arange(len(positions), dtype=np.int64)
+    memory.copy_in(selected, HostObjects(span=span, slots=slots, first_offset=piece.start))

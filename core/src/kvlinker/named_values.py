@@ -1,0 +1,107 @@
+"""Named values are bytes under names that follow from object keys: what a store tells shared code of its wire.
+
+Framed objects lie in them, header and payload in one. A store that says how values are asked for gets looks and
+reads from here and from `kvlinker.framed_reads`, and writes from `kvlinker.framed_writes`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kvlinker.errors import ContractError
+from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES
+from kvlinker.store import ObjectKey
+
+__all__ = [
+    "Beginning",
+    "Fetched",
+    "NamedValues",
+    "digits_of_key",
+    "digits_of_namespace",
+    "parts_of",
+]
+
+
+def digits_of_key(key: ObjectKey) -> str:
+    """Return the hexadecimal digits that stand for an object in a name.
+
+    Raises:
+        ContractError: that is no object key.
+    """
+    if len(key) != OBJECT_KEY_BYTES:
+        msg = f"an object key has {OBJECT_KEY_BYTES} bytes, got {len(key)}; build it with a KeyBuilder"
+        raise ContractError(msg)
+    return key.hex()
+
+
+def digits_of_namespace(namespace: bytes) -> str:
+    """Return the hexadecimal digits that the names of a namespace's objects begin with.
+
+    Raises:
+        ContractError: that is no namespace.
+    """
+    if len(namespace) != NAMESPACE_BYTES:
+        msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; nothing was removed"
+        raise ContractError(msg)
+    return namespace.hex()
+
+
+def parts_of(count: int, size: int) -> Iterator[slice]:
+    """Yield slices of at most `size` that cover `count` items in order."""
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What a value begins with, and how long it is."""
+
+    raw: memoryview
+    length: int
+    """Bytes of the whole value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fetched:
+    """The same range of some values."""
+
+    range: int
+    """Number of the range among those that were asked for."""
+    numbers: Sequence[int]
+    """Which of the keys these are."""
+    views: Sequence[memoryview | None]
+    """[numbers] the bytes, of whatever length they have; None where there is no value, or one that ends before."""
+
+
+class NamedValues(ABC):
+    """The values of one store, as one direction of its calls reaches them.
+
+    Every call has a deadline and raises a StoreError where the server cannot be asked. What is yielded may be
+    overwritten as soon as the next is asked for.
+    """
+
+    @property
+    @abstractmethod
+    def answer_bytes(self) -> int:
+        """Bytes of one answer at most: what is longer is asked for in pieces, where it can be cut."""
+
+    @abstractmethod
+    def begin(
+        self, keys: Sequence[ObjectKey], size: int
+    ) -> Iterator[Sequence[tuple[int, Beginning | None]]]:
+        """Yield at most the first `size` bytes of each value, some at a time, with the numbers of their keys.
+
+        None where there is no value. What is under a name and is no value is one of no bytes and some length.
+        """
+
+    @abstractmethod
+    def fetch(
+        self, keys: Sequence[ObjectKey], ranges: Sequence[tuple[int, int]]
+    ) -> Iterator[Fetched]:
+        """Yield ranges, (first byte, bytes), of every value, each range of each key once and in any order."""
+
+    @abstractmethod
+    def remove(self, keys: Sequence[ObjectKey]) -> None:
+        """Remove values; none is no error."""
