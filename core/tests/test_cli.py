@@ -13,9 +13,9 @@ from cli_fakes import run, write_cache
 from kvlinker import __version__
 from kvlinker.cli import main
 from kvlinker.cli.explain_command import fact_values
-from kvlinker.cli.quantities import amount, parse_bytes, parse_seconds
 from kvlinker.cli.screen import reporting_errors, screen
 from kvlinker.errors import ContractError
+from kvlinker.quantities import amount, parse_bytes, parse_seconds
 
 
 def in_a_process(*arguments: str, program: str = "") -> subprocess.CompletedProcess[str]:

@@ -45,6 +45,8 @@ class _Offload:
     lock: threading.Lock = field(default_factory=threading.Lock)
     outcome: bool | None = None
     was_given_up: bool = False
+    is_put_off: bool = False
+    """It completes False for nothing but what the store was told to keep out for now."""
     is_writing: bool = False
     """The engine's events came, and the store is being asked."""
     task: LaneTask = field(default_factory=LaneTask.unsubmitted)
@@ -123,8 +125,10 @@ class OffloadQueue:
         """Take the oldest completion; False also when there is none."""
         if not self._offloads or self._offloads[0].outcome is None:
             return False
-        stored = self._offloads.popleft().outcome is True
-        self._metrics.count("offloads_stored" if stored else "offloads_failed")
+        offload = self._offloads.popleft()
+        stored = offload.outcome is True
+        otherwise = "offloads_put_off" if offload.is_put_off else "offloads_failed"
+        self._metrics.count("offloads_stored" if stored else otherwise)
         return stored
 
     def _expire_overdue(self) -> None:
@@ -189,7 +193,10 @@ class OffloadQueue:
             self._note(batch, answer, batch.plan.total_bytes * rate)
             for batch, answer in zip(batches, answers, strict=True)
         ]
-        return all(noted)
+        kept_out = sum(answer.count(WriteStatus.NOT_ADMITTED) for answer in answers)
+        self._metrics.count("objects_not_admitted", kept_out)
+        offload.is_put_off = kept_out > 0 and all(noted)
+        return all(noted) and not kept_out
 
     def _check_read(
         self,
@@ -255,13 +262,15 @@ class OffloadQueue:
         ]
 
     def _note(self, batch: WriteBatch, statuses: tuple[WriteStatus, ...], seconds: float) -> bool:
+        """Count what was written and report what went wrong; whether nothing did."""
         written = [
             key for key, s in zip(batch.keys, statuses, strict=True) if s is WriteStatus.WRITTEN
         ]
         self._quarantine.lift(written)
         self._metrics.count("offload_objects", len(written))
         self._metrics.offload(batch.plan.pool, len(written) * batch.plan.object_bytes, seconds)
-        bad = [i for i, status in enumerate(statuses) if not status.is_stored]
+        fine = (WriteStatus.WRITTEN, WriteStatus.EXISTS, WriteStatus.NOT_ADMITTED)
+        bad = [i for i, status in enumerate(statuses) if status not in fine]
         if bad:
             self._failures.report(
                 "offload",

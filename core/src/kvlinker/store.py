@@ -65,6 +65,8 @@ class WriteStatus(Enum):
     FAILED = "failed"
     DISCARDED = "discarded"
     """The caller took the permission to publish back."""
+    NOT_ADMITTED = "not_admitted"
+    """The store keeps out, as it was told to, what it may take when it is offered again; nothing went wrong."""
 
     @property
     def is_stored(self) -> bool:
@@ -256,6 +258,10 @@ class Store(ABC):
     @abstractmethod
     def stats(self) -> StoreStats:
         """Return what the store holds now."""
+
+    def namespace_bytes(self, namespace: bytes) -> int | None:  # noqa: ARG002  # for stores that count
+        """Return the payload bytes of a namespace's objects, whoever wrote them; None where the store cannot tell."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

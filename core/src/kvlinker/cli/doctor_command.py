@@ -21,7 +21,6 @@ from kvlinker.cli.findings import (
     torch_finding,
 )
 from kvlinker.cli.plugins_command import plugin_form
-from kvlinker.cli.quantities import amount
 from kvlinker.cli.screen import (
     FOUND_A_PROBLEM,
     plain_table,
@@ -35,6 +34,7 @@ from kvlinker.errors import ContractError, KVLinkerError
 from kvlinker.installed import PluginKind
 from kvlinker.lanes import Lane
 from kvlinker.probing import probe_plugins
+from kvlinker.quantities import amount
 from kvlinker.selftest import self_test
 from kvlinker.store import Store, StoreStats
 from kvlinker.stores.composition import compose

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from kvlinker.capacity import stored_prefixes
-from kvlinker.cli.quantities import amount, parse_bytes
 from kvlinker.cli.screen import (
     FOUND_A_PROBLEM,
     Json,
@@ -32,6 +31,7 @@ from kvlinker.explanation import Explanation, PoolExplanation, explain
 from kvlinker.installed import PluginKind
 from kvlinker.model_caches import describe_model
 from kvlinker.model_config import ModelConfigRequest, model_config_from_json
+from kvlinker.quantities import amount, parse_bytes
 from kvlinker.registry import PluginRegistry
 
 __all__ = ["explain_description", "fact_values"]

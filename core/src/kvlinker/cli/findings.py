@@ -16,8 +16,8 @@ from pathlib import Path
 import importlib_metadata
 
 import kvlinker
-from kvlinker.cli.quantities import amount
 from kvlinker.installed import PluginRecord, PluginStatus
+from kvlinker.quantities import amount
 from kvlinker.store import StoreStats
 
 __all__ = [

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from kvlinker.cli.quantities import amount, parse_bytes, parse_seconds
 from kvlinker.cli.screen import (
     FOUND_A_PROBLEM,
     Json,
@@ -23,6 +22,7 @@ from kvlinker.discovery import load_plugins
 from kvlinker.errors import ContractError, PluginNotFoundError
 from kvlinker.installed import PluginKind
 from kvlinker.plugins import StorePlugin
+from kvlinker.quantities import amount, parse_bytes, parse_seconds
 from kvlinker.registry import PluginRegistry
 from kvlinker.store_tools import StoreContents, StoreTools
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from kvlinker.capacity import StoredPrefix
-from kvlinker.cli.quantities import amount
 from kvlinker.cli.screen import Json, heading, plain_table
+from kvlinker.quantities import amount
 
 __all__ = ["prefixes_form", "show_prefixes"]
 

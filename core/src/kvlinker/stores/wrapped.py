@@ -75,6 +75,10 @@ class WrappedStore(Store):
         """See Store."""
         return self._inner.stats()
 
+    def namespace_bytes(self, namespace: bytes) -> int | None:
+        """See Store."""
+        return self._inner.namespace_bytes(namespace)
+
     def close(self) -> None:
         """See Store."""
         self._inner.close()

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kvlinker.cli.quantities import amount
 from kvlinker.cli.screen import heading, plain_table, screen
 from kvlinker.errors import UnsupportedOperationError
 from kvlinker.hookspecs import DemoRequest
+from kvlinker.quantities import amount
 from kvlinker_transformers.demo.cases import CASES, DemoCase
 from kvlinker_transformers.demo.comparison import differences
 from kvlinker_transformers.demo.processes import DemoProcessError, run_process

@@ -1,0 +1,185 @@
+"""A store with quotas takes so many bytes of each namespace, and what would be more is answered as by a full store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvlinker.device import DeviceAccess
+from kvlinker.errors import ContractError
+from kvlinker.integers import as_integer
+from kvlinker.keys import NAMESPACE_BYTES
+from kvlinker.store import ObjectKey, Store, StoreStats, WriteBatch, WriteStatus
+from kvlinker.stores.chosen_writes import write_chosen
+from kvlinker.stores.tier import EventCounts
+from kvlinker.stores.usage import Usage, usage_of
+from kvlinker.stores.wrapped import WrappedStore
+
+__all__ = ["QuotaStore"]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Share:
+    """What a namespace may have, and has."""
+
+    limit: int
+    usage: Usage
+
+
+class QuotaStore(WrappedStore):
+    """A store in which no namespace has more bytes of payload than it may."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        max_bytes: int | None = None,
+        namespaces: Mapping[bytes, int] | None = None,
+    ) -> None:
+        """Take over an open store.
+
+        Args:
+            store: where it tells what a namespace has, all of that counts, and else what this process has written.
+            max_bytes: of each namespace that is not named; None for any number.
+            namespaces: bytes of those that are.
+
+        Raises:
+            ContractError: nothing is limited, a number is negative, or a name is none of a namespace.
+        """
+        super().__init__(store)
+        if max_bytes is None and not namespaces:
+            msg = "a quota needs a number of bytes for each namespace, or for some that it names"
+            raise ContractError(msg)
+        what = "quota"
+        self._default = None if max_bytes is None else as_integer(max_bytes, what, at_least=0)
+        self._limits = {
+            _checked(name): as_integer(limit, f"quota of {name.hex()}", at_least=0)
+            for name, limit in (namespaces or {}).items()
+        }
+        self._lock = threading.Lock()
+        self._shares: dict[bytes, _Share | None] = {}
+        self._counts = EventCounts()
+
+    def write(
+        self,
+        batches: Sequence[WriteBatch],
+        memory: DeviceAccess,
+        *,
+        may_publish: Callable[[], bool],
+    ) -> tuple[tuple[WriteStatus, ...], ...]:
+        """See Store; FULL, without a byte being copied, for what would be over a quota."""
+        sizes = {key: batch.plan.object_bytes for batch in batches for key in batch.keys}
+        fits: dict[ObjectKey, bool] = {}
+        statuses: dict[ObjectKey, WriteStatus] = {}
+        try:
+            for key, size in sizes.items():
+                fits[key] = self._reserve(key, size)
+            there = self._there([key for key in sizes if not fits[key]])
+            answers = write_chosen(
+                self._inner,
+                batches,
+                [fits[key] for batch in batches for key in batch.keys],
+                memory,
+                may_publish=may_publish,
+                otherwise=WriteStatus.FULL,
+            )
+            statuses = _by_key(batches, answers)
+        finally:
+            self._settle(sizes, fits, statuses)
+        exists = WriteStatus.EXISTS
+        return tuple(
+            tuple(
+                exists if key in there else status
+                for key, status in zip(batch.keys, answer, strict=True)
+            )
+            for batch, answer in zip(batches, answers, strict=True)
+        )
+
+    def _there(self, refused: Sequence[ObjectKey]) -> frozenset[ObjectKey]:
+        """Return which of the objects that are refused are stored already, and count the others."""
+        if not refused:
+            return frozenset()
+        flags = self._inner.exists(refused)
+        self._counts.add("over_quota", len(refused) - sum(flags))
+        return frozenset(key for key, flag in zip(refused, flags, strict=True) if flag)
+
+    def _share(self, namespace: bytes) -> _Share | None:
+        """Return a namespace's share; None where it may have anything."""
+        with self._lock:
+            if namespace in self._shares:
+                return self._shares[namespace]
+        limit = self._limits.get(namespace, self._default)
+        made = (
+            None if limit is None else _Share(limit=limit, usage=usage_of(self._inner, namespace))
+        )
+        with self._lock:
+            return self._shares.setdefault(namespace, made)
+
+    def _reserve(self, key: ObjectKey, size: int) -> bool:
+        share = self._share(key[:NAMESPACE_BYTES])
+        if share is None or share.usage.reserve(key, size, limit=share.limit):
+            return True
+        share.usage.recount()
+        return share.usage.reserve(key, size, limit=share.limit)
+
+    def _settle(
+        self,
+        sizes: Mapping[ObjectKey, int],
+        reserved: Mapping[ObjectKey, bool],
+        statuses: Mapping[ObjectKey, WriteStatus],
+    ) -> None:
+        for key, is_reserved in reserved.items():
+            share = self._share(key[:NAMESPACE_BYTES])
+            if share is not None and is_reserved:
+                status = statuses.get(key, WriteStatus.FAILED)
+                is_new = status is WriteStatus.WRITTEN
+                share.usage.settle(key, sizes[key], is_new=is_new, is_stored=status.is_stored)
+
+    def delete(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """See Store."""
+        usages = {key: self._usage(key[:NAMESPACE_BYTES]) for key in keys}
+        before = {key: usage.writes for key, usage in usages.items() if usage is not None}
+        removed = self._inner.delete(keys)
+        for key, usage in usages.items():
+            if usage is not None:
+                usage.forget(key, since=before[key])
+        return removed
+
+    def clear(self, namespace: bytes) -> int:
+        """See Store."""
+        count = self._inner.clear(namespace)
+        usage = self._usage(namespace)
+        if usage is not None:
+            usage.recount(everything=True)
+        return count
+
+    def _usage(self, namespace: bytes) -> Usage | None:
+        """Return a namespace's usage, where it was written to and is limited."""
+        with self._lock:
+            share = self._shares.get(namespace)
+        return None if share is None else share.usage
+
+    def stats(self) -> StoreStats:
+        """See Store; `over_quota` counts objects that were refused."""
+        stats = self._inner.stats()
+        return replace(stats, counters={**stats.counters, **self._counts.snapshot()})
+
+
+def _by_key(
+    batches: Sequence[WriteBatch], answers: Sequence[Sequence[WriteStatus]]
+) -> dict[ObjectKey, WriteStatus]:
+    """Return what became of each object; of one that was named twice, that it was written."""
+    found: dict[ObjectKey, WriteStatus] = {}
+    for batch, answer in zip(batches, answers, strict=True):
+        for key, status in zip(batch.keys, answer, strict=True):
+            if found.get(key) is not WriteStatus.WRITTEN:
+                found[key] = status
+    return found
+
+
+def _checked(namespace: bytes) -> bytes:
+    if len(namespace) != NAMESPACE_BYTES:
+        msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}"
+        raise ContractError(msg)
+    return namespace

@@ -1,0 +1,60 @@
+"""Policies around a store keep what every store promises."""
+
+from __future__ import annotations
+
+import pytest
+from offered_twice import OfferedTwice
+
+from kvlinker.store import ObjectKey, Store
+from kvlinker.stores.admitting import AdmittingStore
+from kvlinker.stores.expiring import ExpiringStore
+from kvlinker.stores.quota import QuotaStore
+from kvlinker.testing import MemoryStore
+from kvlinker.testing.stores import Damage, OpenStore, StoreTests
+
+CAPACITY = 32 << 10
+
+
+class PolicyTests(StoreTests):
+    """A policy around a store in memory, which it finds by what it holds: names may be others."""
+
+    def wrapped(self, store: Store) -> Store:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def inner(self) -> list[MemoryStore]:
+        return []
+
+    @pytest.fixture
+    def open_store(self, inner: list[MemoryStore]) -> OpenStore:
+        def open_it() -> Store:
+            inner[:] = [MemoryStore(capacity_bytes=CAPACITY)]
+            return self.wrapped(inner[0])
+
+        return open_it
+
+    @pytest.fixture
+    def damage(self, inner: list[MemoryStore]) -> Damage:
+        def flip_last_bit(_store: Store, _key: ObjectKey, payload: bytes) -> None:
+            names = inner[0].keys()
+            (name,) = (name for name in names if inner[0].payload(name) == payload)
+            inner[0].tamper(name, payload[:-1] + bytes([payload[-1] ^ 1]))
+
+        return flip_last_bit
+
+
+class TestAdmittingStore(PolicyTests):
+    def wrapped(self, store: Store) -> Store:
+        return OfferedTwice(AdmittingStore(store))
+
+
+class TestExpiringStore(PolicyTests):
+    def wrapped(self, store: Store) -> Store:
+        return ExpiringStore(store, seconds=86_400)
+
+
+class TestQuotaStore(PolicyTests):
+    """With less than the store evicts for, so that what it evicts must be noticed."""
+
+    def wrapped(self, store: Store) -> Store:
+        return QuotaStore(store, max_bytes=CAPACITY + 4096)
