@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from model_pools import MODELS, Model, ModelPools
+from run import ROOT
 
 from kvlinker.discovery import load_plugins
 from kvlinker.registry import PluginRegistry
@@ -14,6 +15,9 @@ BYTES_PER_TOKEN = {
     "GQA of 8B, bf16": 32 * 2 * 8 * 128 * 2,
 }
 BYTES_AT_A_BOUNDARY = {"DeepSeek V4-Pro, fp8": 11_592_960}
+
+
+DOCUMENT = (ROOT / "docs" / "stores.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +41,20 @@ def test_a_prefix_that_was_not_restored_is_noticed(registry: PluginRegistry) -> 
     pools.spoil()
 
     assert not pools.is_restored()
+
+
+@pytest.mark.parametrize("name", BYTES_PER_TOKEN)
+def test_an_operator_is_told_what_a_token_takes(name: str) -> None:
+    size = BYTES_PER_TOKEN[name]
+    boundary = BYTES_AT_A_BOUNDARY.get(name)
+
+    cells = [
+        name,
+        f"{size:,.0f}",
+        f"{boundary:,}" if boundary else "",
+        f"{(1 << 30) / size:,.0f}",
+        f"{1e9 / size:,.0f}",
+    ]
+
+    line = next(line for line in DOCUMENT.splitlines() if line.startswith(f"| {name} |"))
+    assert [cell.strip() for cell in line.strip("|").split("|")] == cells

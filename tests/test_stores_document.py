@@ -1,0 +1,134 @@
+"""What docs/stores.md tells an operator is what the stores do: names, commands, configurations and promises."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from repository import ROOT, distributions, table
+
+from kvlinker.cli.doctor_command import option_values, store_findings
+from kvlinker.discovery import load_plugins
+from kvlinker.store import StoreCapabilities
+from kvlinker.stores.composition import compose
+from kvlinker_sglang.options import parse_config
+
+DOCUMENT = (ROOT / "docs" / "stores.md").read_text(encoding="utf-8")
+JSON_BLOCKS = re.findall(r"^```json\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+CONSOLE_BLOCKS = re.findall(r"^```console\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+LOCAL = {"memory": Path("/dev/shm"), "file": None}  # noqa: S108  # folders in it get names that nobody can guess
+"""Stores that need no server, and where a folder for them is made; None for where temporary files are."""
+
+
+def provided_stores() -> list[str]:
+    """Return the names of all store plugins of the repository."""
+    return sorted(
+        name
+        for found in distributions()
+        if (found.folder / "README.md").is_file()  # until then it is not there for anybody
+        for name in table(table(found.project.get("entry-points", {})).get("kvlinker.stores", {}))
+    )
+
+
+def sections() -> Mapping[str, str]:
+    """Return the text of each store's own section by its name."""
+    part = DOCUMENT.partition("\n## The stores\n")[2].partition("\n## ")[0]
+    _, *pieces = re.split(r"^### (.+)$", part, flags=re.MULTILINE)
+    return dict(zip(pieces[::2], pieces[1::2], strict=True))
+
+
+def commands(name: str) -> list[list[str]]:
+    """Return the words of every command in console blocks that begins with a name."""
+    joined = "\n".join(CONSOLE_BLOCKS).replace("\\\n", " ")
+    begins = f"$ {name} "
+    lines = [line.removeprefix("$ ") for line in joined.splitlines() if line.startswith(begins)]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def test_every_store_plugin_of_the_repository_has_a_section() -> None:
+    assert sorted(sections()) == provided_stores()
+
+
+def test_every_section_says_how_to_install_test_name_watch_and_what_is_refused() -> None:
+    for name, text in sections().items():
+        for wanted in (
+            "pip install",
+            f"--store {name}",
+            f'{{"{name}": {{',
+            "* Watch:",
+            "* Refused:",
+        ):
+            assert wanted in text, f"{name}: {wanted}"
+
+
+def test_every_store_plugin_is_compared_in_the_table_of_promises() -> None:
+    head = DOCUMENT.partition("## What each promises\n")[2].split("\n")[1]
+
+    assert sorted(re.findall(r"`(\w+)`", head)) == provided_stores()
+
+
+@pytest.mark.parametrize("block", JSON_BLOCKS)
+def test_a_json_block_is_a_configuration_that_sglang_takes(
+    block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KV_SECRET", "5e" * 32)
+    read: dict[str, object] = json.loads(block)
+    config = read if "store" in read else {"store": read}
+
+    store = parse_config(config).store
+
+    assert set(compose(store.plugin, store.options).plugins) <= set(provided_stores())
+
+
+def doctor_stores() -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield name and options of every `kvlinker doctor` in the document."""
+    for words in commands("kvlinker"):
+        if words[1] == "doctor":
+            options = [words[at + 1] for at, word in enumerate(words) if word == "--option"]
+            yield words[words.index("--store") + 1], option_values(options)
+
+
+def test_doctor_is_shown_for_every_store() -> None:
+    shown = {name for name, _ in doctor_stores()}
+
+    assert shown >= set(provided_stores())
+
+
+@pytest.mark.parametrize(("name", "options"), [*doctor_stores()], ids=lambda value: str(value)[:20])
+def test_a_store_that_doctor_is_shown_for_is_made_of_plugins_that_there_are(
+    name: str, options: Mapping[str, object]
+) -> None:
+    assert set(compose(name, options).plugins) <= set(provided_stores())
+
+
+@pytest.mark.parametrize(("name", "parent"), LOCAL.items())
+def test_the_doctor_of_a_local_store_finds_no_problem_with_a_smaller_one(
+    name: str, parent: Path | None
+) -> None:
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        options = option_values([f"path={folder}/kv", "capacity=4MiB"])
+
+        findings = [str(finding) for finding in store_findings(name, options, seconds=60)]
+
+    assert any("self-test passed" in finding for finding in findings), findings
+
+
+def test_what_local_stores_promise_is_what_they_say_of_themselves(tmp_path: Path) -> None:
+    rows = {
+        cells[0].strip(): [cell.strip() for cell in cells[1:]]
+        for line in DOCUMENT.partition("## What each promises\n")[2].split("\n\n")[0].splitlines()
+        if (cells := line.strip("|").split("|"))
+    }
+    column = rows[""].index("`file`")
+    config = {"path": str(tmp_path / "kv"), "capacity": 4 << 20}
+    store = load_plugins().store("file").open(config)
+    able: StoreCapabilities = store.capabilities
+    store.close()
+
+    assert able.leases == (rows["what a lookup found stays until its load"][column] == "yes")
+    assert able.persistent == (rows["the server process ends or is killed"][column] == "there")
