@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,10 +12,12 @@ from pathlib import Path
 
 from disk_watch import DiskWatch
 from load_plants import Plant
-from load_process import LoadProcess, frozen
+
+from kvlinker.testing.worker_process import WorkerProcess, frozen
 
 __all__ = ["LoadPlan", "LoadReport", "run_load"]
 
+_WORKER = Path(__file__).parent / "load_worker.py"
 _OLD = 2
 """Processes that are killed only together with all others, so that their memory shows a trend."""
 _TRACED_EVERY = 3
@@ -96,8 +99,8 @@ class _Load:
         self._choose = random.Random(plan.seed)  # noqa: S311 - chooses moments, not secrets
         self._watch = DiskWatch(folder)
         self._started_at = time.monotonic()
-        self._everybody: list[LoadProcess] = []
-        self._running: list[LoadProcess] = []
+        self._everybody: list[WorkerProcess] = []
+        self._running: list[WorkerProcess] = []
         self._violations: list[str] = []
         self._kills = 0
         self._samples = self._peak_bytes = self._peak_descriptors = 0
@@ -179,7 +182,8 @@ class _Load:
             f"--plant={self._plan.plant.value if self._plan.plant else ''}",
             *(["--replaces"] if self._plan.replaces else []),
         ]
-        process = LoadProcess(arguments, self._scratch, number=number, dies=traced)
+        command = [sys.executable, str(_WORKER), *arguments]
+        process = WorkerProcess(command, self._scratch, number=number, dies=traced)
         self._everybody.append(process)
         self._running.append(process)
 
@@ -207,7 +211,7 @@ class _Load:
 
     # ---- what happens to them -----------------------------------------------------------------
 
-    def _kill(self, victims: Sequence[LoadProcess]) -> None:
+    def _kill(self, victims: Sequence[WorkerProcess]) -> None:
         for process in victims:
             process.doom()
         for process in victims:
@@ -227,7 +231,7 @@ class _Load:
         for process in self._some(1):
             process.stop(self._choose.uniform(*_STOP))
 
-    def _some(self, count: int) -> list[LoadProcess]:
+    def _some(self, count: int) -> list[WorkerProcess]:
         """Return some processes; not the oldest two, unless there are no others."""
         youngest = sorted(self._running, key=lambda process: process.number)[_OLD:]
         return self._choose.sample(youngest or self._running, min(count, len(youngest) or 1))

@@ -22,11 +22,11 @@ from types import FrameType
 sys.path.insert(0, str(Path(__file__).parent))
 
 from crash_writer import kill_after
-from load_lines import Round, resources_now
 from load_plants import Plant, Planter
 from load_user import LoadUser
 
 from kvlinker.errors import KVLinkerError
+from kvlinker.testing.worker_lines import Round, resources_now
 from kvlinker_file import FileStore, FileStoreOptions
 
 _FEWEST_STEPS, _MOST_STEPS = 10, 60
