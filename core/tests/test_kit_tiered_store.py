@@ -12,6 +12,7 @@ from folder_store import FolderStore
 
 from kvlinker.store import ObjectKey, Store
 from kvlinker.stores.tiered import TieredStore, tiered
+from kvlinker.stores.write_back import WriteBackLimits
 from kvlinker.testing import CapabilityChoices, MemoryStore
 from kvlinker.testing.stores import (
     Damage,
@@ -86,6 +87,20 @@ class TestTiersOfUnlikeStores(TiersInMemory):
             "registers_memory": True,
             "max_object_bytes": 32 << 10,
         }
+
+
+class TestTiersThatWriteBack(TiersInMemory):
+    """The far one gets objects behind the answer."""
+
+    @pytest.fixture
+    def open_store(self, stores: list[MemoryStore]) -> OpenStore:
+        def open_both() -> Store:
+            near, far = MemoryStore(capacity_bytes=12 << 10), MemoryStore(capacity_bytes=32 << 10)
+            stores[:] = near, far
+            limits = WriteBackLimits(max_bytes=8 << 10, pause_seconds=0.01)
+            return TieredStore(near, far, write_back=limits)
+
+        return open_both
 
 
 class TestThreeTiers(TiersInMemory):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from kvlinker.errors import ContractError, DeviceCopyError, StoreError, StoreTimeoutError
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker
-from kvlinker.store import ReadStatus, WriteStatus
+from kvlinker.store import ReadStatus, StoreStats, WriteStatus
 from kvlinker.stores.tiered import TieredStore, tiered
+from kvlinker.stores.wrapped import WrappedStore
 from kvlinker.testing import (
     Call,
     Family,
@@ -19,6 +22,8 @@ from kvlinker.testing import (
     Gate,
     Hang,
     MemoryStore,
+    Miscount,
+    Moment,
     Raise,
     Rule,
     fake_group,
@@ -301,6 +306,171 @@ def test_promotions_go_through_memory_that_is_registered() -> None:
 
     assert store.wait_for_promotions(60)
     assert near.exists(keys) == (True, True)
+
+
+def test_what_was_read_while_it_is_removed_does_not_come_back() -> None:
+    tiers = Tiers()
+    keys = object_keys(2)
+    tiers.shelf.stock(keys)
+    tiers.forget_near()
+    removing, promoting = Gate(limit_seconds=60), Gate(limit_seconds=60)
+    tiers.far.script.add(Rule(call=Call.DELETE, fault=Hang(gate=removing)))
+    tiers.near.script.add(Rule(call=Call.WRITE, fault=Hang(gate=promoting)))
+
+    with ThreadPoolExecutor(1) as pool, promoting:
+        with removing:
+            removal = pool.submit(tiers.store.delete, keys)
+            removing.wait_for_arrivals()
+            tiers.shelf.read(keys)  # they are far yet
+            promoting.wait_for_arrivals()
+        assert removal.result() == (True, True)
+
+    tiers.promote()
+    assert tiers.store.exists(keys) == (False, False)
+
+
+def test_an_object_that_was_replaced_far_is_not_brought_near_as_it_was() -> None:
+    far = FaultStore(MemoryStore(overwrite=True))
+    near = FaultStore(MemoryStore())
+    store = TieredStore(near, far)
+    shelf, keys = Shelf(store), object_keys(1)
+    other = shelf.beside(seed=b"other")
+    shelf.stock(keys)
+    near.delete(keys)
+    gate = Gate(limit_seconds=60)
+    near.script.add(Rule(call=Call.WRITE, fault=Hang(gate=gate), times=1))
+
+    with gate:
+        shelf.read(keys)  # the promotion of what there is hangs in front of the near store
+        gate.wait_for_arrivals()
+        other.stock(keys)
+
+    assert store.wait_for_promotions(60)
+    assert other.read(keys) == (OK,)
+    assert other.read(keys) == (OK,)
+
+
+@pytest.mark.parametrize("hanging", ["near", "far", "behind far"])
+def test_of_two_that_replace_an_object_at_once_the_tiers_have_one(hanging: str) -> None:
+    far = FaultStore(MemoryStore(overwrite=True))
+    near = FaultStore(MemoryStore())
+    store = TieredStore(near, far)
+    shelf, keys = Shelf(store), object_keys(1)
+    other = shelf.beside(seed=b"other")
+    gate = Gate(limit_seconds=60)
+    moment = Moment.AFTER if hanging == "behind far" else Moment.BEFORE
+    (near if hanging == "near" else far).script.add(
+        Rule(call=Call.WRITE, fault=Hang(gate=gate, moment=moment), times=1)
+    )
+
+    with ThreadPoolExecutor(1) as pool:
+        with gate:
+            first = pool.submit(shelf.write, keys)
+            gate.wait_for_arrivals()
+            second = other.write(keys)
+        assert (first.result(), second) == ((WRITTEN,), (WRITTEN,))
+
+    last = shelf if hanging == "far" else other
+    assert last.read(keys) == (OK,)
+    near.delete(keys)
+    assert last.read(keys) == (OK,)
+
+
+# ---- stores that are down, or wrong -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("down", ["near", "far"])
+def test_what_one_store_cannot_remove_is_removed_from_the_other_and_the_error_told(
+    down: str,
+) -> None:
+    tiers = Tiers()
+    keys = object_keys(2)
+    tiers.shelf.stock(keys)
+    broken, sound = (
+        (tiers.near, tiers.far_memory) if down == "near" else (tiers.far, tiers.near_memory)
+    )
+    tiers.fail(broken, Call.DELETE, StoreError("cannot"))
+
+    with pytest.raises(StoreError, match="cannot"):
+        tiers.store.delete(keys)
+
+    assert sound.exists(keys) == (False, False)
+
+
+def test_t6_a_store_that_is_down_costs_removals_one_timeout() -> None:
+    tiers = Tiers()
+    tiers.fail(tiers.far, Call.DELETE, StoreTimeoutError("no answer"))
+
+    for _ in range(3):
+        with pytest.raises(StoreTimeoutError):
+            tiers.store.delete(object_keys(1))
+
+    assert tiers.far.count(Call.DELETE) == 1
+
+
+def test_figures_of_one_store_are_told_while_the_other_one_is_down() -> None:
+    tiers = Tiers(near_bytes=64 << 10)
+    tiers.shelf.stock(object_keys(3))
+    tiers.fail(tiers.far, Call.STATS, StoreError("no answer"))
+
+    stats = tiers.store.stats()
+
+    assert stats.objects == 3
+    assert stats.used_bytes == 3 * tiers.shelf.page_bytes
+    assert stats.capacity_bytes is None
+    assert stats.counters["ram_written"] == 3
+
+
+def test_a_session_that_cannot_be_closed_near_is_closed_far_and_promotes() -> None:
+    tiers = Tiers()
+    near, far = object_keys(1), object_keys(1, chain="far")
+    tiers.shelf.stock([*near, *far])
+    tiers.near_memory.delete(far)
+    session = tiers.shelf.open([*near, *far])
+    tiers.shelf.read([*near, *far], session=session)
+    tiers.fail(tiers.near, Call.CLOSE_READ, StoreError("cannot"))
+
+    with pytest.raises(StoreError, match="cannot"):
+        session.close()
+
+    tiers.promote()
+    assert tiers.far_memory.kept() == 0
+    assert tiers.near_memory.exists(far) == (True,)
+
+
+@pytest.mark.parametrize("call", [Call.EXISTS, Call.READ, Call.WRITE, Call.HOLD])
+def test_t4_a_near_store_that_answers_with_another_count_is_passed_over(call: Call) -> None:
+    tiers = Tiers()
+    keys = object_keys(3)
+    tiers.shelf.stock(keys)
+    tiers.near.script.add(Rule(call=call, fault=Miscount(change=-1)))
+
+    assert tiers.shelf.write(object_keys(2, chain="more")) == (WRITTEN, WRITTEN)
+    assert tiers.store.exists(keys) == (True,) * 3
+    assert tiers.shelf.read(keys) == (OK,) * 3
+    hold = tiers.store.hold(keys, seconds=60)
+    assert hold.present == (True,) * 3
+    hold.release()
+    assert tiers.near_memory.kept() + tiers.far_memory.kept() == 0
+    assert tiers.count("ram_failed") >= 1
+
+
+class _CountingStore(WrappedStore):
+    """A store that counts hits itself."""
+
+    def stats(self) -> StoreStats:
+        return replace(super().stats(), counters={"hits": 7})
+
+
+def test_counters_of_a_store_and_of_its_tier_are_told_apart() -> None:
+    store = TieredStore(_CountingStore(MemoryStore()), MemoryStore())
+    shelf, keys = Shelf(store), object_keys(2)
+    shelf.stock(keys)
+
+    shelf.read(keys)
+
+    counters = store.stats().counters
+    assert (counters["near_own_hits"], counters["near_hits"]) == (7, 2)
 
 
 # ---- life time, several tiers -----------------------------------------------------------------------

@@ -31,7 +31,14 @@ from kvlinker.store import (
     WriteStatus,
 )
 
-__all__ = ["Breaker", "BreakerOpenError", "GuardedStore", "checked_read"]
+__all__ = [
+    "Breaker",
+    "BreakerOpenError",
+    "GuardedStore",
+    "checked_flags",
+    "checked_read",
+    "checked_write",
+]
 
 _T = TypeVar("_T")
 _ERRORS_TO_OPEN = 5
@@ -129,7 +136,7 @@ class GuardedStore:
     def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
         """Return one hint per key; only a true `True` counts as one."""
         answer: object = self._call(lambda: self._store.exists(keys))
-        return _flags(self.name, "exists", answer, len(keys))
+        return checked_flags(self.name, "exists", answer, len(keys))
 
     def hold(self, keys: Sequence[ObjectKey], *, seconds: float) -> tuple[Hold, tuple[bool, ...]]:
         """Hold the keys; return the hold and which of them exist.
@@ -139,7 +146,7 @@ class GuardedStore:
         """
         hold = self._call(lambda: self._store.hold(keys, seconds=seconds))
         try:
-            return hold, _flags(self.name, "hold", hold.present, len(keys))
+            return hold, checked_flags(self.name, "hold", hold.present, len(keys))
         except BaseException:
             hold.release()
             raise
@@ -162,12 +169,7 @@ class GuardedStore:
         answer: object = self._call(
             lambda: self._store.write(batches, memory, may_publish=may_publish)
         )
-        if not isinstance(answer, Sequence) or len(answer) != len(batches):
-            raise _wrong(self.name, "write", f"{len(batches)} batches of statuses", answer)
-        return tuple(
-            _statuses(self.name, "write", item, len(batch.keys), WriteStatus)
-            for item, batch in zip(answer, batches, strict=True)
-        )
+        return checked_write(self.name, answer, batches)
 
     def delete(self, keys: Sequence[ObjectKey]) -> None:
         """Remove objects; what the store says about each is not needed."""
@@ -186,6 +188,22 @@ def checked_read(
     return _statuses(name, f"read of pool {plan.pool!r}", answer, plan.num_pages, ReadStatus)
 
 
+def checked_write(
+    name: str, answer: object, batches: Sequence[WriteBatch]
+) -> tuple[tuple[WriteStatus, ...], ...]:
+    """Return what a store answers to a write.
+
+    Raises:
+        StoreContractError: it is something else than a status for each object, in the shape of the batches.
+    """
+    if not isinstance(answer, Sequence) or len(answer) != len(batches):
+        raise _wrong(name, "write", f"{len(batches)} batches of statuses", answer)
+    return tuple(
+        _statuses(name, "write", item, len(batch.keys), WriteStatus)
+        for item, batch in zip(answer, batches, strict=True)
+    )
+
+
 _Status = TypeVar("_Status", ReadStatus, WriteStatus)
 
 
@@ -199,7 +217,12 @@ def _statuses(
     raise _wrong(name, call, f"{count} of {kind.__name__}", answer)
 
 
-def _flags(name: str, call: str, answer: object, count: int) -> tuple[bool, ...]:
+def checked_flags(name: str, call: str, answer: object, count: int) -> tuple[bool, ...]:
+    """Return what a store answers about so many keys; only a true `True` counts as one.
+
+    Raises:
+        StoreContractError: it is something else, or of another count.
+    """
     if isinstance(answer, Sequence) and len(answer) == count:
         return tuple(item is True for item in answer)
     raise _wrong(name, call, f"{count} booleans", answer)

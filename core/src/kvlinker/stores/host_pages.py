@@ -38,6 +38,10 @@ class ObjectRanges:
         """Bytes of an object."""
         return int(self.offset[-1] + self.size[-1])
 
+    def is_equal(self, other: ObjectRanges) -> bool:
+        """Whether pool and ranges are the same."""
+        return self.pool == other.pool and np.array_equal(self.size, other.size)
+
 
 class RangesSeen:
     """The ranges of the plans that one read session was asked for, layer by layer or at once."""

@@ -5,14 +5,32 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from kvlinker.errors import StoreError, StoreTimeoutError
-from kvlinker.guard import Breaker
-from kvlinker.store import Store
+from kvlinker.device import DeviceAccess
+from kvlinker.errors import KVLinkerError, StoreContractError, StoreError, StoreTimeoutError
+from kvlinker.guard import (
+    Breaker,
+    BreakerOpenError,
+    checked_flags,
+    checked_read,
+    checked_write,
+)
+from kvlinker.plans import TransferPlan
+from kvlinker.store import (
+    Hold,
+    Integrity,
+    ObjectKey,
+    ReadSession,
+    ReadStatus,
+    Store,
+    StoreCapabilities,
+    WriteBatch,
+    WriteStatus,
+)
 
-__all__ = ["EventCounts", "Tier"]
+__all__ = ["EventCounts", "Tier", "common_capabilities"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,26 +76,99 @@ class Tier:
         self._breaker = Breaker(pause_seconds=pause_seconds)
         self._is_failing = False
 
+    @property
+    def is_down(self) -> bool:
+        """Whether the store is not asked now."""
+        return self._breaker.is_open
+
+    def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """Return the store's hints; none is there where it is down."""
+        return self.ask(
+            lambda store: checked_flags(self.name, "exists", store.exists(keys), len(keys)),
+            otherwise=(False,) * len(keys),
+        )
+
+    def write(
+        self,
+        batches: Sequence[WriteBatch],
+        memory: DeviceAccess,
+        *,
+        may_publish: Callable[[], bool],
+    ) -> tuple[tuple[WriteStatus, ...], ...] | None:
+        """Return what became of some objects; None where the store is down or raises a StoreError."""
+        return self.ask(
+            lambda store: checked_write(
+                self.name, store.write(batches, memory, may_publish=may_publish), batches
+            ),
+            otherwise=None,
+        )
+
+    def read(
+        self, session: ReadSession, plan: TransferPlan, memory: DeviceAccess
+    ) -> tuple[ReadStatus, ...]:
+        """Return what a session of the store answers; all have failed where the store is down."""
+        return self.ask(
+            lambda _: checked_read(self.name, session, plan, memory),
+            otherwise=(ReadStatus.FAILED,) * plan.num_pages,
+        )
+
+    def hold(self, keys: Sequence[ObjectKey], *, seconds: float) -> Hold | None:
+        """Return a hold; None where the store is down."""
+
+        def ask(store: Store) -> Hold:
+            hold = store.hold(keys, seconds=seconds)
+            try:
+                checked_flags(self.name, "hold", hold.present, len(keys))
+            except StoreContractError:
+                hold.release()
+                raise
+            return hold
+
+        return self.ask(ask, otherwise=None)
+
+    def delete(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """Remove objects.
+
+        Raises:
+            StoreError: the store cannot, or was not asked: it is down.
+        """
+        return self.demand(
+            lambda store: checked_flags(self.name, "delete", store.delete(keys), len(keys))
+        )
+
     def ask(self, call: Callable[[Store], _T], *, otherwise: _T) -> _T:
-        """Return what the store answers, or `otherwise` where it is down or raises a StoreError.
+        """Return what the store answers, or `otherwise` where it is down, raises a StoreError or breaks its contract.
 
         Anything else that it raises is the caller's: memory that was taken back, or a plugin at fault.
+        """
+        try:
+            return self.demand(call)
+        except (StoreError, StoreContractError):
+            return otherwise
+
+    def demand(self, call: Callable[[Store], _T]) -> _T:
+        """Return what the store answers.
+
+        Raises:
+            StoreError: the store's own, or it is down and was not asked.
+            StoreContractError: it answered something else than was asked.
         """
         breaker = self._breaker
         if not breaker.allow():
             self._counts.add(f"{self.name}_skipped")
-            return otherwise
+            msg = f"tier {self.name} did not answer lately and is not asked again yet"
+            raise BreakerOpenError(msg)
         timeouts = breaker.timeouts
         try:
             answer = call(self.store)
-        except StoreError as error:
+        except (StoreError, StoreContractError) as error:
             self._note(error)
-            return otherwise
+            raise
         breaker.succeed(timeouts=timeouts)
         self._is_failing = False
         return answer
 
-    def _note(self, error: StoreError) -> None:
+    def _note(self, error: KVLinkerError) -> None:
         if isinstance(error, StoreTimeoutError):
             self._breaker.trip()
         else:
@@ -86,3 +177,35 @@ class Tier:
         if not self._is_failing:  # once, until it answers again
             logger.warning("kvlinker: tier %s: %s: %s", self.name, type(error).__name__, error)
         self._is_failing = True
+
+
+def common_capabilities(
+    near: StoreCapabilities, far: StoreCapabilities, *, is_written_back: bool
+) -> StoreCapabilities:
+    """Return what two stores can do as tiers.
+
+    What is written back is near alone for a while: it outlives the process, and others see it, where near does so.
+
+    Raises:
+        ContractError: they read in no common way.
+    """
+    limits = [
+        able.max_ranges_per_call for able in (near, far) if able.max_ranges_per_call is not None
+    ]
+    both_check = near.integrity is far.integrity is Integrity.CHECKSUM
+    through = not is_written_back
+    return StoreCapabilities(
+        persistent=far.persistent and (through or near.persistent),
+        shared=far.shared and (through or near.shared),
+        ranged_reads=near.ranged_reads and far.ranged_reads,
+        whole_reads=near.whole_reads and far.whole_reads,
+        atomic_batches=far.atomic_batches and (through or near.atomic_batches),
+        overwrite=far.overwrite and through,
+        device_memory=near.device_memory or far.device_memory,
+        registers_memory=near.registers_memory or far.registers_memory,
+        revocable=near.revocable and far.revocable,
+        leases=far.leases,
+        integrity=Integrity.CHECKSUM if both_check else Integrity.LENGTH,
+        max_object_bytes=far.max_object_bytes,
+        max_ranges_per_call=min(limits, default=None),
+    )

@@ -1,15 +1,15 @@
 """A tiered store has a near store in front of a far one: what the far one holds is stored, the near one is quick.
 
-A write goes through to the far store, whose answer counts, and then to the near one. A read takes each
-object from the near store where it is there and right, and else from the far one, behind which it is
-copied into the near one.
+A write goes through to the far store, whose answer counts, and then to the near one; or to the near one
+alone, and behind it to the far one. A read takes each object from the near store where it is there and right,
+and else from the far one, behind which it is copied into the near one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError, KVLinkerError, StoreClosedError
@@ -17,7 +17,6 @@ from kvlinker.integers import as_integer
 from kvlinker.spans import MemoryRegion
 from kvlinker.store import (
     Hold,
-    Integrity,
     ObjectKey,
     ReadRequest,
     ReadSession,
@@ -29,10 +28,14 @@ from kvlinker.store import (
 )
 from kvlinker.stores.promotion import Promoter
 from kvlinker.stores.removals import Removals
-from kvlinker.stores.tier import EventCounts, Tier
+from kvlinker.stores.tier import EventCounts, Tier, common_capabilities
+from kvlinker.stores.tier_copy import select_objects
 from kvlinker.stores.tiered_reads import TieredHold, TieredReadSession
+from kvlinker.stores.write_back import WriteBack, WriteBackLimits
 
 __all__ = ["PROMOTION_BYTES", "TieredStore", "tiered"]
+
+_T = TypeVar("_T")
 
 PROMOTION_BYTES = 64 << 20
 """Bytes of the buffer that promoted objects pass through, taken from the system where they are used."""
@@ -50,6 +53,7 @@ class TieredStore(Store):
         *,
         names: tuple[str, str] = ("near", "far"),
         promotion_bytes: int = PROMOTION_BYTES,
+        write_back: WriteBackLimits | None = None,
         pause_seconds: float = _PAUSE_SECONDS,
     ) -> None:
         """Take over two open stores.
@@ -59,14 +63,18 @@ class TieredStore(Store):
             far: the one that says what is stored.
             names: of both, in counters and messages.
             promotion_bytes: of the buffer that objects pass through from far to near; 0 for no promotion.
+            write_back: how much may be near before it is far; None to write through.
             pause_seconds: how long a store that is down is not asked.
 
         Raises:
-            ContractError: both read in no common way, or a value is out of bounds.
+            ContractError: both read in no common way, a value is out of bounds, or the near one cannot keep
+                what is not far yet.
         """
         what = "promotion_bytes"
         size = as_integer(promotion_bytes, what, at_least=0, at_most=_MAX_PROMOTION_BYTES)
-        self._capabilities = _common(near.capabilities, far.capabilities)
+        self._capabilities = common_capabilities(
+            near.capabilities, far.capabilities, is_written_back=write_back is not None
+        )
         self._counts = EventCounts()
         self._near = Tier(names[0], near, self._counts, pause_seconds=pause_seconds)
         self._far = Tier(names[1], far, self._counts, pause_seconds=pause_seconds)
@@ -74,7 +82,29 @@ class TieredStore(Store):
         self._promoter = Promoter(
             self._near, self._far, self._removals, self._counts, buffer_bytes=size
         )
+        self._write_back = self._behind(write_back) if write_back else None
         self._is_open = True
+
+    def _behind(self, limits: WriteBackLimits) -> WriteBack:
+        able = self._near.store.capabilities
+        if not able.leases or able.overwrite:
+            why = (
+                "replaces objects"
+                if able.leases
+                else "has no leases, and may evict what is not far yet"
+            )
+            msg = (
+                f"tier {self._near.name} {why}: nothing can be written back from it; write through"
+            )
+            raise ContractError(msg)
+        return WriteBack(
+            self._near,
+            self._far,
+            self._removals,
+            self._counts,
+            limits=limits,
+            through=self._write_through,
+        )
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -91,12 +121,10 @@ class TieredStore(Store):
     def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
         """See Store; the far store is asked for what the near one lacks."""
         self._check_open()
-        none = (False,) * len(keys)
-        found = list(self._near.ask(lambda store: store.exists(keys), otherwise=none))
+        found = list(self._near.exists(keys))
         rest = [i for i, is_near in enumerate(found) if not is_near]
         if rest:
-            asked = [keys[i] for i in rest]
-            hints = self._far.ask(lambda store: store.exists(asked), otherwise=none[: len(rest)])
+            hints = self._far.exists([keys[i] for i in rest])
             for i, hint in zip(rest, hints, strict=True):
                 found[i] = hint
         return tuple(found)
@@ -106,44 +134,50 @@ class TieredStore(Store):
         self._check_open()
         if not self._capabilities.leases:
             return super().hold(keys, seconds=seconds)
-        holds: list[Hold] = []
         present = [False] * len(keys)
-        for tier in (self._near, self._far):
-            rest = [i for i, is_held in enumerate(present) if not is_held]
-            if not tier.store.capabilities.leases or not rest:
-                continue
-            hold = _held(tier, [keys[i] for i in rest], seconds)
-            if hold is not None:
-                holds.append(hold)
-                for i, is_held in zip(rest, hold.present, strict=True):
-                    present[i] = is_held
-        return TieredHold(holds, tuple(present))
+        with ExitStack() as undo:
+            for tier in self._tiers():
+                rest = [i for i, is_held in enumerate(present) if not is_held]
+                able = tier.store.capabilities.leases and rest
+                hold = tier.hold([keys[i] for i in rest], seconds=seconds) if able else None
+                if hold is not None:
+                    undo.callback(hold.release)
+                    for i, is_held in zip(rest, hold.present, strict=True):
+                        present[i] = is_held
+            return TieredHold(undo.pop_all(), tuple(present))
 
     def stats(self) -> StoreStats:
         """See Store; an object that both have is one, and takes room in both.
 
         Counters are the stores' own, with their names in front, and `NAME_hits`, `missed`, `promoted`,
         `promotion_dropped`, `NAME_failed` and `NAME_skipped`. The number of objects is the larger one of
-        the two: which of them both have is not counted.
+        the two: which of them both have is not counted. A store that is down has none of these figures.
         """
-        tiers = (self._near, self._far)
-        all_stats = {tier.name: tier.store.stats() for tier in tiers}
-        capacities = [stats.capacity_bytes for stats in all_stats.values()]
-        counters = {
-            f"{name}_{event}": count
-            for name, stats in all_stats.items()
-            for event, count in stats.counters.items()
+        unknown = StoreStats(objects=0, used_bytes=0, capacity_bytes=None)
+        all_stats = {
+            tier.name: tier.ask(lambda store: store.stats(), otherwise=unknown)
+            for tier in self._tiers()
         }
-        for event, count in self._counts.snapshot().items():
-            counters[event] = counters.get(event, 0) + count
+        sizes = [stats.capacity_bytes for stats in all_stats.values()]
         return StoreStats(
             objects=max(stats.objects for stats in all_stats.values()),
             used_bytes=sum(stats.used_bytes for stats in all_stats.values()),
-            capacity_bytes=(
-                None if None in capacities else sum(size for size in capacities if size is not None)
-            ),
-            counters=counters,
+            capacity_bytes=None
+            if None in sizes
+            else sum(size for size in sizes if size is not None),
+            counters=self._counters(all_stats),
         )
+
+    def _counters(self, all_stats: Mapping[str, StoreStats]) -> Mapping[str, int]:
+        own = dict(self._counts.snapshot())
+        if self._write_back is not None:
+            own["write_back_pending"] = self._write_back.pending
+        counters = {}
+        for name, stats in all_stats.items():
+            for event, count in stats.counters.items():
+                is_taken = event in ("hits", "failed", "skipped")  # what a tier counts of its store
+                counters[f"{name}_own_{event}" if is_taken else f"{name}_{event}"] = count
+        return {**counters, **own}
 
     # ---- writing ------------------------------------------------------------------------------
 
@@ -154,33 +188,64 @@ class TieredStore(Store):
         *,
         may_publish: Callable[[], bool],
     ) -> tuple[tuple[WriteStatus, ...], ...]:
-        """See Store; the answer is the far store's, and what it did not take is not in the near one either."""
+        """See Store.
+
+        Written through, the answer is the far store's, and what it did not take is not in the near one either.
+        """
         self._check_open()
-        since = self._removals.count
-        failed = tuple((WriteStatus.FAILED,) * len(batch.keys) for batch in batches)
-        statuses = self._far.ask(
-            lambda store: store.write(batches, memory, may_publish=may_publish), otherwise=failed
-        )
-        fresh = [_written(batch, own) for batch, own in zip(batches, statuses, strict=True)]
-        wanted = [batch for batch in fresh if batch is not None]
-        if wanted:
-            self._copy_near(wanted, memory, since)
+        if self._write_back is not None:
+            return self._write_back.write(batches, memory, may_publish)
+        return self._write_through(batches, memory, may_publish)
+
+    def _write_through(
+        self,
+        batches: Sequence[WriteBatch],
+        memory: DeviceAccess,
+        may_publish: Callable[[], bool],
+    ) -> tuple[tuple[WriteStatus, ...], ...]:
+        if self._capabilities.overwrite:
+            with self._removals.removing() as replacing:
+                statuses = self._write_far(batches, memory, may_publish)
+                self._drop_near(_written(batches, statuses))
+            since = replacing.since
+        else:
+            since = self._removals.count
+            statuses = self._write_far(batches, memory, may_publish)
+        # Of two that replace one object at once, nobody knows whose is far: then none is near.
+        if since is not None:
+            self._copy_near(_written(batches, statuses), memory, since)
         return statuses
+
+    def _write_far(
+        self,
+        batches: Sequence[WriteBatch],
+        memory: DeviceAccess,
+        may_publish: Callable[[], bool],
+    ) -> tuple[tuple[WriteStatus, ...], ...]:
+        statuses = self._far.write(batches, memory, may_publish=may_publish)
+        if statuses is None:
+            return tuple((WriteStatus.FAILED,) * len(batch.keys) for batch in batches)
+        return statuses
+
+    def _drop_near(self, batches: Sequence[WriteBatch]) -> None:
+        keys = [key for batch in batches for key in batch.keys]
+        if keys:
+            self._near.ask(lambda store: store.delete(keys), otherwise=(False,) * len(keys))
 
     def _copy_near(self, batches: Sequence[WriteBatch], memory: DeviceAccess, since: int) -> None:
         """Write to the near store what is stored already: whatever goes wrong, it is read from the far one."""
-        if self._capabilities.overwrite and not self._near.store.capabilities.overwrite:
-            keys = [key for batch in batches for key in batch.keys]
-            self._near.ask(lambda store: store.delete(keys), otherwise=(False,) * len(keys))
-        nothing: tuple[tuple[WriteStatus, ...], ...] = ()
+        if not batches:
+            return
         with self._removals.copying(since) as may_publish:
             try:
-                self._near.ask(
-                    lambda store: store.write(batches, memory, may_publish=may_publish),
-                    otherwise=nothing,
-                )
+                self._near.write(batches, memory, may_publish=may_publish)
             except KVLinkerError:  # a device that failed now, or memory that was taken back
                 self._counts.add(f"{self._near.name}_failed")
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until the far store has what was written back; False when the time is over first."""
+        self._check_open()
+        return self._write_back is None or self._write_back.flush(seconds)
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -204,17 +269,34 @@ class TieredStore(Store):
     # ---- removing -----------------------------------------------------------------------------
 
     def delete(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
-        """See Store; removed from both."""
+        """See Store; removed from both, also where one of them raises."""
         self._check_open()
-        self._removals.note()
-        near, far = self._near.store.delete(keys), self._far.store.delete(keys)
-        return tuple(a or b for a, b in zip(near, far, strict=True))
+        wanted = set(keys)
+        with self._removing(wanted.__contains__):
+            far, near = self._from_both(lambda tier: tier.delete(keys))
+        return tuple(a or b for a, b in zip(far, near, strict=True))
 
     def clear(self, namespace: bytes) -> int:
         """See Store; the number is the larger one of the two."""
         self._check_open()
-        self._removals.note()
-        return max(self._near.store.clear(namespace), self._far.store.clear(namespace))
+        with self._removing(lambda key: key.startswith(namespace)):
+            return max(self._from_both(lambda tier: tier.demand(lambda s: s.clear(namespace))))
+
+    @contextmanager
+    def _removing(self, is_removed: Callable[[ObjectKey], bool]) -> Iterator[None]:
+        with self._removals.removing():
+            if self._write_back is not None:
+                self._write_back.forget(is_removed)
+            yield
+
+    def _from_both(self, remove: Callable[[Tier], _T]) -> tuple[_T, _T]:
+        """Remove from both tiers, and then raise what one of them raised."""
+        try:
+            far = remove(self._far)
+        except KVLinkerError:
+            remove(self._near)
+            raise
+        return far, remove(self._near)
 
     # ---- memory and life time -----------------------------------------------------------------
 
@@ -224,7 +306,8 @@ class TieredStore(Store):
         able = [tier.store for tier in self._tiers() if tier.store.capabilities.registers_memory]
         if not able:
             super().register(regions)
-        wanted = (*regions, *self._promoter.regions)
+        behind = (self._write_back.region,) if self._write_back else ()
+        wanted = (*regions, *self._promoter.regions, *behind)
         with ExitStack() as undo:
             for store in able:
                 store.register(wanted)
@@ -237,26 +320,34 @@ class TieredStore(Store):
             tier.store.unregister()
 
     def close(self) -> None:
-        """See Store; what waits to be promoted stays where it is."""
+        """See Store; what waits to be promoted stays where it is, and what was written back is copied for 10 s."""
         self._is_open = False
         with ExitStack() as closing:
             for tier in reversed(self._tiers()):
                 closing.callback(tier.store.close)
             closing.callback(self._promoter.close)
+            if self._write_back is not None:
+                closing.callback(self._write_back.close)
 
     def _tiers(self) -> tuple[Tier, Tier]:
         return self._near, self._far
 
 
-def tiered(stores: Sequence[tuple[str, Store]], *, promotion_bytes: int = PROMOTION_BYTES) -> Store:
+def tiered(
+    stores: Sequence[tuple[str, Store]],
+    *,
+    promotion_bytes: int = PROMOTION_BYTES,
+    write_back: WriteBackLimits | None = None,
+) -> Store:
     """Return the stores as one, from near to far; each has its name in counters.
 
     Args:
         stores: names and open stores.
         promotion_bytes: as TieredStore takes it, between each two of them.
+        write_back: as TieredStore takes it, for the first one; those behind it are written through.
 
     Raises:
-        ContractError: there are none, two have one name, or two read in no common way.
+        ContractError: there are none, two have one name, or two of them do not go together.
     """
     names = [name for name, _ in stores]
     if not stores or len(set(names)) < len(names):
@@ -267,39 +358,22 @@ def tiered(stores: Sequence[tuple[str, Store]], *, promotion_bytes: int = PROMOT
         return store
     far_name = behind[0][0] if len(behind) == 1 else f"behind_{name}"
     far = tiered(behind, promotion_bytes=promotion_bytes)
-    return TieredStore(store, far, names=(name, far_name), promotion_bytes=promotion_bytes)
-
-
-def _held(tier: Tier, keys: Sequence[ObjectKey], seconds: float) -> Hold | None:
-    return tier.ask(lambda store: store.hold(keys, seconds=seconds), otherwise=None)
-
-
-def _written(batch: WriteBatch, statuses: Sequence[WriteStatus]) -> WriteBatch | None:
-    """Return what of a batch is new in the far store; None for nothing."""
-    chosen = [i for i, status in enumerate(statuses) if status is WriteStatus.WRITTEN]
-    if not chosen or len(chosen) == len(batch.keys):
-        return batch if chosen else None
-    keys = tuple(batch.keys[i] for i in chosen)
-    return replace(batch, keys=keys, plan=batch.plan.select(chosen))
-
-
-def _common(near: StoreCapabilities, far: StoreCapabilities) -> StoreCapabilities:
-    limits = [
-        able.max_ranges_per_call for able in (near, far) if able.max_ranges_per_call is not None
-    ]
-    both_check = near.integrity is far.integrity is Integrity.CHECKSUM
-    return StoreCapabilities(
-        persistent=far.persistent,
-        shared=far.shared,
-        ranged_reads=near.ranged_reads and far.ranged_reads,
-        whole_reads=near.whole_reads and far.whole_reads,
-        atomic_batches=far.atomic_batches,
-        overwrite=far.overwrite,
-        device_memory=near.device_memory or far.device_memory,
-        registers_memory=near.registers_memory or far.registers_memory,
-        revocable=near.revocable and far.revocable,
-        leases=far.leases,
-        integrity=Integrity.CHECKSUM if both_check else Integrity.LENGTH,
-        max_object_bytes=far.max_object_bytes,
-        max_ranges_per_call=min(limits, default=None),
+    return TieredStore(
+        store,
+        far,
+        names=(name, far_name),
+        promotion_bytes=promotion_bytes,
+        write_back=write_back,
     )
+
+
+def _written(
+    batches: Sequence[WriteBatch], answer: Sequence[Sequence[WriteStatus]]
+) -> Sequence[WriteBatch]:
+    """Return what is new in the far store."""
+    found = []
+    for batch, statuses in zip(batches, answer, strict=True):
+        chosen = [i for i, status in enumerate(statuses) if status is WriteStatus.WRITTEN]
+        if chosen:
+            found.append(select_objects(batch, chosen))
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from kvlinker.device import DeviceAccess
@@ -13,18 +14,11 @@ from kvlinker.store import Hold, ReadRequest, ReadSession, ReadStatus
 from kvlinker.stores.host_pages import RangesSeen
 from kvlinker.stores.promotion import Promoter, Promotion
 from kvlinker.stores.tier import EventCounts, Tier
+from kvlinker.stores.tier_copy import of_keys
 
 __all__ = ["TieredHold", "TieredReadSession"]
 
 _OK, _MISS, _FAILED = ReadStatus.OK, ReadStatus.MISS, ReadStatus.FAILED
-
-
-def _chosen(request: ReadRequest, positions: Sequence[int]) -> ReadRequest:
-    return ReadRequest(
-        keys=tuple(request.keys[i] for i in positions),
-        object_bytes=request.object_bytes,
-        fingerprint=request.fingerprint,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,23 +32,18 @@ class _Part:
 
     @classmethod
     def opened(cls, tier: Tier, request: ReadRequest, positions: Sequence[int]) -> _Part:
-        asked = _chosen(request, positions)
+        asked = of_keys(request, positions)
         session = tier.ask(lambda store: store.open_read(asked), otherwise=None)
         return cls(tier=tier, positions=tuple(positions), session=session)
 
     def read(self, plan: TransferPlan, memory: DeviceAccess) -> dict[int, ReadStatus]:
         """Read the part's pages of a plan; one status by position."""
-        session, failed = self.session, (_FAILED,) * len(self.positions)
-        if session is None:
-            return dict(zip(self.positions, failed, strict=True))
+        if self.session is None:
+            return dict.fromkeys(self.positions, _FAILED)
         is_all = len(self.positions) == plan.num_pages
         own = plan if is_all else plan.select(self.positions)
-        statuses = self.tier.ask(lambda _: session.read(own, memory), otherwise=failed)
+        statuses = self.tier.read(self.session, own, memory)
         return dict(zip(self.positions, statuses, strict=True))
-
-    def close(self) -> None:
-        if self.session is not None:
-            self.session.close()
 
 
 class TieredReadSession(ReadSession):
@@ -91,12 +80,22 @@ class TieredReadSession(ReadSession):
         self._seen = RangesSeen(request.object_bytes)
         self._from_far: set[int] = set()
         """Objects that the far tier has given so far, all of what was asked."""
-        keys = request.keys
-        is_near = near.ask(lambda store: store.exists(keys), otherwise=(False,) * len(keys))
+        is_near = near.exists(request.keys)
         held = [i for i, is_there in enumerate(is_near) if is_there]
         rest = [i for i, is_there in enumerate(is_near) if not is_there]
-        self._near_part = _Part.opened(near, request, held) if held else None
-        self._far_parts = [_Part.opened(far, request, rest)] if rest else []
+        self._far_parts: list[_Part] = []
+        with ExitStack() as opening:
+            self._closing = opening
+            self._near_part = self._open(near, held) if held else None
+            if rest:
+                self._far_parts.append(self._open(far, rest))
+            self._closing = opening.pop_all()
+
+    def _open(self, tier: Tier, positions: Sequence[int]) -> _Part:
+        part = _Part.opened(tier, self._request, positions)
+        if part.session is not None:
+            self._closing.callback(part.session.close)
+        return part
 
     def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
         """See ReadSession."""
@@ -129,7 +128,7 @@ class TieredReadSession(ReadSession):
         known = {i for part in self._far_parts for i in part.positions}
         fresh = [i for i in positions if i not in known]
         if fresh:
-            self._far_parts.append(_Part.opened(self._far, self._request, fresh))
+            self._far_parts.append(self._open(self._far, fresh))
 
     def _note(
         self, plan: TransferPlan, found: dict[int, ReadStatus], given: dict[int, ReadStatus]
@@ -149,14 +148,15 @@ class TieredReadSession(ReadSession):
         """See ReadSession."""
         with self._lock:
             was_open, self._is_closed = not self._is_closed, True
-        if not was_open:
-            return
-        for part in (self._near_part, *self._far_parts):
-            if part is not None:
-                part.close()
+        if was_open:
+            with ExitStack() as closing:  # whichever of them raises
+                closing.callback(self._promote)
+                closing.push(self._closing)
+
+    def _promote(self) -> None:
         ranges = self._seen.tiling()
         if ranges is not None and self._from_far:
-            request = _chosen(self._request, sorted(self._from_far))
+            request = of_keys(self._request, sorted(self._from_far))
             self._promoter.offer(Promotion(request=request, ranges=ranges, since=self._since))
 
 
@@ -170,9 +170,9 @@ def _better(near: ReadStatus, far: ReadStatus | None) -> ReadStatus:
 class TieredHold(Hold):
     """A hold in each tier on what it has."""
 
-    def __init__(self, holds: Sequence[Hold], present: tuple[bool, ...]) -> None:
-        """Keep the tiers' holds, and which keys one of them names."""
-        self._holds = tuple(holds)
+    def __init__(self, holds: ExitStack, present: tuple[bool, ...]) -> None:
+        """Keep what releases the tiers' holds, and which keys one of them names."""
+        self._holds = holds
         self._present = present
 
     @property
@@ -182,5 +182,4 @@ class TieredHold(Hold):
 
     def release(self) -> None:
         """See Hold."""
-        for hold in self._holds:
-            hold.release()
+        self._holds.close()
