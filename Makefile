@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest
 
 PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/*/*/pyproject.toml examples/*/pyproject.toml))
 DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
-EDITABLES := $(foreach path,$(DISTRIBUTIONS:core=core[cli,encryption,testing]),--editable '$(path)')
+EDITABLES := $(foreach path,$(DISTRIBUTIONS:core=core[cli,encryption,retries,testing]),--editable '$(path)')
 TEST_FOLDERS := $(wildcard $(addsuffix /tests,$(DISTRIBUTIONS)) tests) benchmarks
 
 SGLANG := plugins/engines/kvlinker-sglang
@@ -28,7 +28,7 @@ SGLANG_PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/models/*/pypr
 SGLANG_EDITABLES := $(foreach path,$(patsubst %/pyproject.toml,%,$(SGLANG_PYPROJECTS)),--editable '$(path:core=core[testing])')
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-engines lint types bench bench-sglang support-matrix soak wheels release clean
+.PHONY: help env demo test coverage test-engines lint types bench bench-sglang support-matrix soak wheels release clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -39,6 +39,9 @@ demo: $(MADE)/distributions $(MADE)/demo ## Move the KV of real models between p
 	$(BIN)/kvlinker demo
 
 test: lint types ## Lint, check types, run all tests
+	$(PYTEST) --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+coverage: $(MADE)/test ## Run the tests again, in twice the time, and say which branches of core none of them takes
 	$(PYTEST) --numprocesses $(JOBS) --dist loadfile --cov --cov-report term $(ARGS)
 
 test-engines: $(SGLANG_MADE)/sglang ## Test the linker in real SGLang servers, on the CPU

@@ -44,7 +44,9 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Link:
 def server(shared_server: SharedServer, model_folder: ModelFolder, link: Link) -> Server:
     """Return the server; no prompt of one test is asked by another."""
     misbehave(link.control)
-    options = link.server(model_folder("llama"), max_total_tokens=16_384, dtype="float32")
+    options = link.server(
+        model_folder("llama"), max_total_tokens=16_384, dtype="float32", spawned=True
+    )
     return shared_server.get(options)
 
 

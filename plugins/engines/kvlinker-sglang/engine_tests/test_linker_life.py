@@ -106,7 +106,7 @@ def _run(given: Path, link: Link) -> dict[str, dict[str, object]]:
         given.with_name("log").open("ab") as log,
         subprocess.Popen(
             command,
-            env=ServerOptions(model=given).variables(),
+            env=ServerOptions(model=given, spawned=True).variables(),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -148,6 +148,7 @@ def test_l10_a_server_that_is_killed_in_the_middle_of_its_writes_leaves_whole_ob
 
     last.kill_while_it_writes(prompts)
     report = verify(last.link.store)
+    last.server.options = replace(last.server.options, spawned=True)  # its end is an operator's
     last.running()
 
     assert report.is_clean

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kvlinker_sglang_cpu_stubs.environment import set_variables
 from kvlinker_sglang_cpu_stubs.finder import STUBBED, find_stand_ins
+from kvlinker_sglang_cpu_stubs.forked_processes import fork_processes
 
 __all__ = ["STUBBED", "install"]
 
@@ -16,3 +17,4 @@ def install() -> None:
     """Let imports find the stand-ins, and processes the CPU; once is enough."""
     find_stand_ins()
     set_variables()
+    fork_processes()
