@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from offered_twice import OfferedTwice
 
+from kvlinker.errors import StoreError
 from kvlinker.store import ObjectKey, Store
 from kvlinker.stores.admitting import AdmittingStore
 from kvlinker.stores.expiring import ExpiringStore
 from kvlinker.stores.quota import QuotaStore
-from kvlinker.testing import MemoryStore
+from kvlinker.stores.retrying import RetryingStore
+from kvlinker.testing import Call, FaultStore, MemoryStore, Raise, Rule
 from kvlinker.testing.stores import Damage, OpenStore, StoreTests
 
 CAPACITY = 32 << 10
@@ -58,3 +60,20 @@ class TestQuotaStore(PolicyTests):
 
     def wrapped(self, store: Store) -> Store:
         return QuotaStore(store, max_bytes=CAPACITY + 4096)
+
+
+class TestRetryingStore(PolicyTests):
+    def wrapped(self, store: Store) -> Store:
+        return RetryingStore(store)
+
+
+class TestRetryingStoreAroundOneThatFails(PolicyTests):
+    """Every fourth call of the store in it fails, but for what is not made again."""
+
+    def wrapped(self, store: Store) -> Store:
+        calls = (Call.EXISTS, Call.HOLD, Call.OPEN_READ, Call.READ, Call.WRITE)
+        rules = [
+            Rule(call=call, fault=Raise(error=StoreError("down for a moment")), every=4)
+            for call in calls
+        ]
+        return RetryingStore(FaultStore(store, rules), first_seconds=0.0001, share=1.0)
