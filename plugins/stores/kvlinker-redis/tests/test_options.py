@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from traceback import format_exception
 
 import pytest
 
 import kvlinker_redis
-from kvlinker.errors import ContractError, StoreError
+from kvlinker.errors import ContractError
+from kvlinker.secret_references import SecretReference
 from kvlinker_redis import RedisStoreOptions
-from kvlinker_redis.address import Address, SecretReference
+from kvlinker_redis.address import Address
 
 URL = "redis://127.0.0.1:6379/0"
 HIDDEN = "hunter2"
@@ -94,33 +94,6 @@ def test_a_password_in_plain_text_is_refused_and_not_repeated(url: str) -> None:
 def test_a_url_of_another_form_is_refused(url: str, reason: str) -> None:
     with pytest.raises(ContractError, match=reason):
         RedisStoreOptions(url=url)
-
-
-def test_a_secret_is_read_anew_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "password"
-    path.write_text("first\n")
-    monkeypatch.setenv("KV_PW", "one")
-    references = (
-        SecretReference(kind="file", name=str(path)),
-        SecretReference(kind="env", name="KV_PW"),
-    )
-    before = [reference.read() for reference in references]
-
-    path.write_text("second\n")
-    monkeypatch.setenv("KV_PW", "two")
-
-    assert before == ["first", "one"]
-    assert [reference.read() for reference in references] == ["second", "two"]
-
-
-@pytest.mark.parametrize("kind", ["env", "file"])
-def test_a_secret_that_is_not_there_is_an_error_that_says_where_it_should_be(
-    kind: str, tmp_path: Path
-) -> None:
-    name = str(tmp_path / "NOWHERE")
-
-    with pytest.raises(StoreError, match=name):
-        SecretReference(kind=kind, name=name).read()
 
 
 def test_options_show_no_user() -> None:

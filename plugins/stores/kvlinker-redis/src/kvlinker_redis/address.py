@@ -5,53 +5,23 @@ A password in plain text is refused: URLs end up in process lists, logs and repo
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from kvlinker.errors import ContractError, StoreError
+from kvlinker.errors import ContractError
+from kvlinker.secret_references import SecretReference
 
-__all__ = ["Address", "SecretReference"]
+__all__ = ["Address"]
 
 _URL = re.compile(
     r"(?P<scheme>redis|rediss|unix)://"
     r"(?:(?P<user>[^:@/]*)(?::(?P<secret>\$\{(?:env|file):[^{}]+\}|[^@]*))?@)?"
     r"(?P<place>[^@]*)"
 )
-_REFERENCE = re.compile(r"\$\{(?P<kind>env|file):(?P<name>[^{}]+)\}")
 _EXAMPLE = "redis://cache.example:6379/0"
 _PORT = 6379
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecretReference:
-    """Where a secret is to be read: an environment variable or a file."""
-
-    kind: str
-    """`env` or `file`."""
-    name: str
-    """Of the variable, or path of the file."""
-
-    def read(self) -> str:
-        """Return the secret as it is now; a file's last line end does not count.
-
-        Raises:
-            StoreError: the variable is not set, or the file cannot be read.
-        """
-        if self.kind == "file":
-            try:
-                return Path(self.name).read_text(encoding="utf-8").rstrip("\r\n")
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-                msg = f"redis store: the password's file {self.name} cannot be read: {reason}"
-                raise StoreError(msg) from None
-        if self.name not in os.environ:
-            msg = f"redis store: the password's environment variable {self.name} is not set"
-            raise StoreError(msg)
-        return os.environ[self.name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +81,14 @@ class Address:
 def _secret(text: str | None) -> SecretReference | None:
     if not text:
         return None
-    match = _REFERENCE.fullmatch(text)
-    if match is None:
+    reference = SecretReference.of_text(text)
+    if reference is None:
         msg = (
             "url holds a password in plain text, which process lists and logs would show; "
             "write ${env:NAME} or ${file:/path} in its place"
         )
         raise ContractError(msg)
-    return SecretReference(kind=match["kind"], name=match["name"])
+    return reference
 
 
 def _socket(place: str) -> tuple[str, int]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.errors import KVLinkerError, StoreError
-from kvlinker_redis.connections import SocketPool, credentials_of
+from kvlinker_redis.connections import SocketPool, SocketReading, credentials_of
 from kvlinker_redis.options import RedisStoreOptions
-from kvlinker_redis.values import Command, Reply, Values, values_of
+from kvlinker_redis.readings import Question, Reading
+from kvlinker_redis.wire import Command, Reply, views_of
 
 if TYPE_CHECKING:
     from redis import Redis, RedisCluster
@@ -40,19 +41,37 @@ class Client(ABC):
         """Send commands with large arguments; see `run`."""
         return self.run(commands)
 
-    def read_values(
-        self, commands: Sequence[Command], size: int, block: NDArray[np.uint8]
-    ) -> Values:
-        """Send commands that are all answered with values of at most `size` bytes, into a block; see `run`."""
-        return values_of(self.run(commands), size, block)
+    def reading(
+        self,
+        questions: Sequence[Question],
+        block: NDArray[np.uint8],  # noqa: ARG002  # replies of redis-py have memory of their own
+    ) -> Reading:
+        """Return a reading of questions, whose replies may be received into a block."""
+        return _PlainReading(self.run, questions)
 
     @abstractmethod
-    def nodes(self) -> Sequence[Client]:
-        """Return a client for each server that has keys of its own."""
+    def nodes(self) -> Mapping[str, Client]:
+        """Return a client for each server that has keys of its own, by its name."""
 
     @abstractmethod
     def close(self) -> None:
         """Close every connection, also those in use."""
+
+
+class _PlainReading(Reading):
+    """Questions that are asked one after the other."""
+
+    def __init__(
+        self, run: Callable[[Sequence[Command]], list[Reply]], questions: Sequence[Question]
+    ) -> None:
+        self._run = run
+        self._questions = iter(questions)
+
+    def take(self) -> Sequence[Reply]:
+        return views_of(self._run(next(self._questions).commands))
+
+    def close(self) -> None:
+        self._questions = iter(())
 
 
 class ServerClient(Client):
@@ -69,9 +88,9 @@ class ServerClient(Client):
             pipeline.execute_command(*command)
         return _checked(pipeline.execute(raise_on_error=False), len(commands))
 
-    def nodes(self) -> Sequence[Client]:
+    def nodes(self) -> Mapping[str, Client]:
         """See Client."""
-        return [self]
+        return {"": self}
 
     def close(self) -> None:
         """See Client."""
@@ -90,11 +109,9 @@ class SocketClient(ServerClient):
         """See Client."""
         return _checked(self._pool.send_values(commands), len(commands))
 
-    def read_values(
-        self, commands: Sequence[Command], size: int, block: NDArray[np.uint8]
-    ) -> Values:
+    def reading(self, questions: Sequence[Question], block: NDArray[np.uint8]) -> Reading:
         """See Client."""
-        return self._pool.read_values(commands, size, block)
+        return SocketReading(self._pool, questions, block)
 
 
 class ClusterClient(Client):
@@ -111,10 +128,12 @@ class ClusterClient(Client):
             pipeline.execute_command(*command)
         return _checked(pipeline.execute(raise_on_error=False), len(commands))
 
-    def nodes(self) -> Sequence[Client]:
-        """See Client; in the order of their names, so that a place means the same server in the next call."""
-        primaries = sorted(self._cluster.get_primaries(), key=lambda node: str(node.name))
-        return [ServerClient(self._cluster.get_redis_connection(node)) for node in primaries]
+    def nodes(self) -> Mapping[str, Client]:
+        """See Client."""
+        return {
+            str(node.name): ServerClient(self._cluster.get_redis_connection(node))
+            for node in self._cluster.get_primaries()
+        }
 
     def close(self) -> None:
         """See Client."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,14 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.errors import StoreError
-from kvlinker_redis.address import Address, SecretReference
-from kvlinker_redis.values import Command, Reply, Values, packed, receive_values
+from kvlinker.secret_references import SecretReference
+from kvlinker_redis.address import Address
+from kvlinker_redis.readings import Question, Reading
+from kvlinker_redis.wire import Command, Reply, ReplyStream, packed
 
 if TYPE_CHECKING:
-    from redis import ConnectionPool, CredentialProvider
+    from redis import Connection, ConnectionPool, CredentialProvider
     from redis.connection import AbstractConnection
 
-__all__ = ["SocketPool", "credentials_of"]
+__all__ = ["SocketPool", "SocketReading", "credentials_of"]
+
+_AHEAD_BYTES = 8 << 20
+"""Replies that a server may have ready for one reading."""
 
 
 class SocketPool:
@@ -44,26 +50,20 @@ class SocketPool:
             connection.send_packed_command(packed(commands))
             return [_reply(connection) for _ in commands]
 
-    def read_values(
-        self, commands: Sequence[Command], size: int, block: NDArray[np.uint8]
-    ) -> Values:
-        """Send commands that are all answered with values of at most `size` bytes, for which a block has room.
+    def take(self) -> tuple[Connection, socket.socket]:
+        """Return a connection that nobody else uses, and its socket; `give_back` takes it.
 
         Raises:
-            Exception: whatever redis-py raises where a connection fails.
+            Exception: whatever redis-py raises where a connection cannot be made.
         """
-        from redis import exceptions
+        connection = self._pool.get_connection()
+        return connection, self._sockets[connection]
 
-        with self._connection() as connection:
-            connection.send_packed_command(packed(commands))
-            try:
-                return receive_values(self._sockets[connection], len(commands), size, block)
-            except TimeoutError as error:
-                msg = "the server was silent within an answer"
-                raise exceptions.TimeoutError(msg) from error
-            except OSError as error:
-                msg = f"the connection broke within an answer: {error}"
-                raise exceptions.ConnectionError(msg) from error
+    def give_back(self, connection: Connection, *, is_clean: bool) -> None:
+        """Let a connection be used again, or close it where not every reply was taken from it."""
+        if not is_clean:
+            connection.disconnect()
+        self._pool.release(connection)
 
     @contextmanager
     def _connection(self) -> Iterator[AbstractConnection]:
@@ -76,6 +76,70 @@ class SocketPool:
             raise
         finally:
             self._pool.release(connection)
+
+
+class SocketReading(Reading):
+    """Questions on a connection of their own, asked for a bounded number of bytes ahead."""
+
+    def __init__(
+        self, pool: SocketPool, questions: Sequence[Question], block: NDArray[np.uint8]
+    ) -> None:
+        """Connect.
+
+        Args:
+            pool: of the connection.
+            questions: what to ask.
+            block: has room for the replies to each.
+
+        Raises:
+            Exception: whatever redis-py raises where a connection cannot be made.
+        """
+        self._pool = pool
+        self._connection: Connection | None
+        self._connection, receiver = pool.take()
+        self._stream = ReplyStream(receiver, block)
+        self._unasked = deque(questions)
+        self._asked: deque[Question] = deque()
+
+    def take(self) -> Sequence[Reply]:
+        """See Reading."""
+        from redis import exceptions
+
+        self._ask_ahead()
+        question = self._asked.popleft()
+        try:
+            replies = self._stream.take(len(question.commands), question.reply_bytes)
+        except TimeoutError as error:
+            msg = "the server was silent within an answer"
+            raise exceptions.TimeoutError(msg) from error
+        except OSError as error:
+            msg = f"the connection broke within an answer: {error}"
+            raise exceptions.ConnectionError(msg) from error
+        if not self._asked and not self._unasked:
+            self._stream.end()
+            self._let_go(is_clean=True)
+        return replies
+
+    def _ask_ahead(self) -> None:
+        """Ask what may be on its way by now."""
+        room = _AHEAD_BYTES - sum(question.room for question in self._asked)
+        commands: list[Command] = []
+        while self._unasked and (not self._asked or room >= self._unasked[0].room):
+            question = self._unasked.popleft()
+            self._asked.append(question)
+            commands += question.commands
+            room -= question.room
+        if commands and self._connection is not None:
+            self._connection.send_packed_command(packed(commands))
+
+    def _let_go(self, *, is_clean: bool) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.give_back(connection, is_clean=is_clean)
+
+    def close(self) -> None:
+        """See Reading."""
+        self._let_go(is_clean=False)
 
 
 def _reply(connection: AbstractConnection) -> Reply:
@@ -134,7 +198,7 @@ def credentials_of(address: Address) -> CredentialProvider | None:
             self._reference = reference
 
         def get_credentials(self) -> tuple[str] | tuple[str, str]:
-            password = self._reference.read()
+            password = self._reference.read("redis store: the password")
             return (password,) if self._username is None else (self._username, password)
 
     return FromReference(address.username, address.password)

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlinker.errors import StoreClosedError, StoreError, StoreTimeoutError
-from kvlinker_redis.breaker import Breaker
+from kvlinker.errors import StoreError, StoreTimeoutError
+from kvlinker.host_blocks import HostBlocks
+from kvlinker.named_values import parts_of
+from kvlinker.store_lanes import StoreLane
 from kvlinker_redis.clients import Client, is_refusal, open_client
 from kvlinker_redis.options import RedisStoreOptions
-from kvlinker_redis.values import Command, Reply, Values
+from kvlinker_redis.readings import MAX_COMMANDS, Question, Reading
+from kvlinker_redis.wire import Command, Reply
 
 if TYPE_CHECKING:
     from redis.retry import Retry
@@ -31,7 +35,7 @@ _MAX_PAUSE_SECONDS = 0.5
 _FOREVER = -1
 
 
-class RedisLane:
+class RedisLane(StoreLane):
     """Connections for one kind of call, to one server or cluster."""
 
     def __init__(
@@ -48,17 +52,13 @@ class RedisLane:
             name: of the lane; the server shows it in its list of clients.
             clock: seconds.
         """
+        label = f"redis store {options.address}, {name}"
+        super().__init__(label, pause_seconds=options.pause_seconds, clock=clock)
         self._options = options
         self._name = name
         self._clock = clock
-        self._breaker = Breaker(pause_seconds=options.pause_seconds, clock=clock)
         self._lock = threading.Lock()
         self._client: Client | None = None
-        self._is_closed = False
-
-    def __str__(self) -> str:
-        """Return the server and the lane, for messages."""
-        return f"redis store {self._options.address}, {self._name}"
 
     def run(self, commands: Sequence[Command]) -> list[Reply]:
         """Return one reply for each command, in order; errors of single commands are among them.
@@ -68,48 +68,67 @@ class RedisLane:
             StoreTimeoutError: the server cannot be reached or was silent, now or lately.
             StoreError: the server refuses the connection.
         """
-        return self._guarded(lambda client: client.run(commands))
+        return self._tried(lambda client: client.run(commands))
+
+    def run_in_parts(self, commands: Sequence[Command]) -> list[Reply]:
+        """Return one reply for each of any number of commands; see `run`."""
+        replies: list[Reply] = []
+        for part in parts_of(len(commands), MAX_COMMANDS):
+            replies += self.run(commands[part])
+        return replies
 
     def send_values(self, commands: Sequence[Command]) -> list[Reply]:
         """Return one reply for each command with a large argument; see `run`."""
-        return self._guarded(lambda client: client.send_values(commands))
+        return self._tried(lambda client: client.send_values(commands))
 
-    def read_values(
-        self, commands: Sequence[Command], size: int, block: NDArray[np.uint8]
-    ) -> Values:
-        """Return the values that commands ask for, of at most `size` bytes each, in a block; see `run`."""
-        return self._guarded(lambda client: client.read_values(commands, size, block))
+    def ask(self, questions: Sequence[Question], blocks: HostBlocks) -> Iterator[Sequence[Reply]]:
+        """Yield the replies to each question, in order, while the next ones arrive; see `run`.
 
-    def run_everywhere(self, commands: Sequence[Command]) -> list[list[Reply]]:
-        """Return the replies of each server that has keys; see `run`."""
-        return self._guarded(lambda client: [node.run(commands) for node in client.nodes()])
+        After a lost connection, what was not yielded is asked for again.
 
-    def run_on(self, number: int, commands: Sequence[Command]) -> list[Reply]:
-        """Return the replies of one of the servers of `run_everywhere`; see `run`."""
-        return self._guarded(lambda client: client.nodes()[number].run(commands))
+        Args:
+            questions: what to ask.
+            blocks: lend the memory that replies are received into.
+        """
+        room = max((question.room for question in questions), default=0)
+        running: list[Reading] = []
+        with blocks.lent(room) as block:
+            try:
+                for number in range(len(questions)):
+                    left = questions[number:]
+                    yield self._tried(partial(_take, running=running, questions=left, block=block))
+            finally:
+                for reading in running:
+                    reading.close()
 
-    def _guarded(self, call: Callable[[Client], _T]) -> _T:
-        self.check_open()
-        if not self._breaker.may_ask():
-            msg = f"{self}: the server could not be reached lately and is not asked again yet"
-            raise StoreTimeoutError(msg)
-        try:
-            answer = self._retry().call_with_retry(lambda: call(self._connected()), self._stopper())
-        except Exception:
-            self.check_open()  # a socket that was closed under a call fails in any way
-            raise
-        self._breaker.close()
-        return answer
+    def run_everywhere(self, commands: Sequence[Command]) -> list[tuple[str, list[Reply]]]:
+        """Return the replies of each server that has keys, with the server's name; see `run`."""
+        return self._tried(
+            lambda client: [(name, node.run(commands)) for name, node in client.nodes().items()]
+        )
 
-    def check_open(self) -> None:
-        """Do nothing while the store is open.
+    def run_on(self, name: str, commands: Sequence[Command]) -> list[Reply]:
+        """Return the replies of one of the servers of `run_everywhere`; see `run`.
 
         Raises:
-            StoreClosedError: it was closed.
+            StoreError: it has no keys any more.
         """
-        if self._is_closed:
-            msg = f"{self}: the store was closed; open it again"
-            raise StoreClosedError(msg)
+
+        def run(client: Client) -> list[Reply]:
+            node = client.nodes().get(name)
+            if node is None:
+                msg = f"{self}: {name} left the cluster meanwhile; try again"
+                raise StoreError(msg)
+            return node.run(commands)
+
+        return self._tried(run)
+
+    def _tried(self, call: Callable[[Client], _T]) -> _T:
+        """Return what a call returns, which is made again until the time for that is over."""
+        retry = self._retry()
+        return self.guarded(
+            lambda: retry.call_with_retry(lambda: call(self._connected()), self._stopper())
+        )
 
     def _connected(self) -> Client:
         with self._lock:
@@ -137,11 +156,11 @@ class RedisLane:
             if isinstance(error, StoreError):
                 raise error
             if is_refusal(error):
-                self._breaker.open()
+                self.give_up()
                 msg = f"{self}: the server refuses: {error}"
                 raise StoreError(msg) from error
             if self._clock() >= deadline:
-                self._breaker.open()
+                self.give_up()
                 msg = f"{self}: the server cannot be reached: {error}"
                 raise StoreTimeoutError(msg) from error
 
@@ -150,7 +169,24 @@ class RedisLane:
     def close(self) -> None:
         """Close every connection; calls that run fail. Idempotent."""
         with self._lock:
-            self._is_closed = True
+            super().close()
             client, self._client = self._client, None
         if client is not None:
             client.close()
+
+
+def _take(
+    client: Client,
+    *,
+    running: list[Reading],
+    questions: Sequence[Question],
+    block: NDArray[np.uint8],
+) -> Sequence[Reply]:
+    """Return the replies to the first question, and ask all of them if no reading runs."""
+    if not running:
+        running.append(client.reading(questions, block))
+    try:
+        return running[0].take()
+    except BaseException:
+        running.pop().close()
+        raise

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlinker.errors import ContractError
-from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES
+from kvlinker.named_values import digits_of_key, digits_of_namespace
 from kvlinker.store import ObjectKey
 
 __all__ = ["Names"]
@@ -27,10 +26,7 @@ class Names:
         Raises:
             ContractError: that is no object key.
         """
-        if len(key) != OBJECT_KEY_BYTES:
-            msg = f"an object key has {OBJECT_KEY_BYTES} bytes, got {len(key)}; build it with a KeyBuilder"
-            raise ContractError(msg)
-        return f"{self._prefix}:{{{key.hex()}}}"
+        return f"{self._prefix}:{{{digits_of_key(key)}}}"
 
     def of_objects(self, keys: Sequence[ObjectKey]) -> list[str]:
         """Return the names of objects, in order; see `of_object`."""
@@ -51,7 +47,4 @@ class Names:
         Raises:
             ContractError: that is no namespace.
         """
-        if len(namespace) != NAMESPACE_BYTES:
-            msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; nothing was removed"
-            raise ContractError(msg)
-        return f"{self._prefix}:{{{namespace.hex()}*"
+        return f"{self._prefix}:{{{digits_of_namespace(namespace)}*"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvlinker.errors import StoreError
-from kvlinker_redis.values import Reply
+from kvlinker_redis.wire import Reply
 
-__all__ = ["expect_bytes", "expect_number", "expect_view", "is_full", "is_gone", "is_other_type"]
+__all__ = ["expect_number", "expect_view", "is_full", "is_gone", "is_other_type"]
 
 
 def expect_number(reply: Reply, command: str) -> int:
@@ -17,17 +17,6 @@ def expect_number(reply: Reply, command: str) -> int:
     if isinstance(reply, int):
         return int(reply)
     raise _unexpected(reply, command, "a number")
-
-
-def expect_bytes(reply: Reply, command: str) -> bytes:
-    """Return a text.
-
-    Raises:
-        StoreError: the server refused the command, or answered with something else.
-    """
-    if isinstance(reply, bytes):
-        return reply
-    raise _unexpected(reply, command, "bytes")
 
 
 def expect_view(reply: Reply, command: str) -> memoryview:

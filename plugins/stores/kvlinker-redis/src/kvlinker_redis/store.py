@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import StoreError
+from kvlinker.framed_reads import FramedReadSession
 from kvlinker.store import (
     ObjectKey,
     ReadRequest,
@@ -18,18 +19,17 @@ from kvlinker.store import (
 )
 from kvlinker_redis.options import RedisStoreOptions
 from kvlinker_redis.replies import expect_number
-from kvlinker_redis.sessions import RedisReadSession
-from kvlinker_redis.state import StoreState, run_in_parts
-from kvlinker_redis.values import Command, Reply
-from kvlinker_redis.writing import MAX_OBJECT_BYTES, write_batches
+from kvlinker_redis.state import StoreState
+from kvlinker_redis.wire import Command, Reply
+from kvlinker_redis.writing import MAX_OBJECT_BYTES, RedisWrite
 
 __all__ = ["RedisStore"]
 
 _SCAN_COUNT = 2000
 """Keys that a server looks at in one step: about a millisecond, in which it answers nobody else."""
 _QUESTIONS: Sequence[Command] = (("INFO", "cluster"), ("INFO", "memory"), ("DBSIZE",))
-_COUNTED_KEYS = 200_000
-"""Up to so many keys in a database are counted one by one."""
+_COUNTED_KEYS = 5 * _SCAN_COUNT
+"""Up to so many keys in a database are counted one by one: whoever asks for figures asks again every few seconds."""
 
 
 class RedisStore(Store):
@@ -45,7 +45,7 @@ class RedisStore(Store):
         self._state = StoreState(options)
         try:
             for lane in (self._state.reads, self._state.writes):
-                for cluster, memory, size in lane.run_everywhere(_QUESTIONS):
+                for _, (cluster, memory, size) in lane.run_everywhere(_QUESTIONS):
                     _check_kind(options, cluster)
                     _memory_figures(memory)
                     expect_number(size, "DBSIZE")
@@ -74,26 +74,25 @@ class RedisStore(Store):
         lane = self._state.reads
         lane.check_open()
         commands: list[Command] = [("EXISTS", name) for name in self._state.names.of_objects(keys)]
-        replies = run_in_parts(lane, commands)
-        return tuple(expect_number(reply, "EXISTS") == 1 for reply in replies)
+        return tuple(expect_number(reply, "EXISTS") == 1 for reply in lane.run_in_parts(commands))
 
     def stats(self) -> StoreStats:
         """See Store; bytes are the server's, over all that it holds.
 
-        In a database of more than 200,000 keys, objects are all of its keys: counting takes the server's time.
+        In a database of more than 10,000 keys, objects are all of its keys: counting takes the server's time.
 
         Raises:
             StoreError: the server cannot be asked.
         """
         answers = self._state.reads.run_everywhere([("INFO", "memory"), ("DBSIZE",)])
-        figures = [_memory_figures(info) for info, _ in answers]
-        keys = sum(expect_number(size, "DBSIZE") for _, size in answers)
+        figures = [_memory_figures(info) for _, (info, _) in answers]
+        keys = sum(expect_number(size, "DBSIZE") for _, (_, size) in answers)
         limits = [limit for _, limit in figures]
         return StoreStats(
             objects=keys if keys > _COUNTED_KEYS else sum(map(len, self._scan())),
             used_bytes=sum(used for used, _ in figures),
             capacity_bytes=sum(limits) if all(limits) else None,
-            counters=self._state.counters,
+            counters=self._state.framed.counters,
         )
 
     # ---- moving -------------------------------------------------------------------------------
@@ -111,12 +110,14 @@ class RedisStore(Store):
             StoreError: the server cannot be asked; nothing was published.
         """
         self._state.writes.check_open()
-        return write_batches(self._state, batches, memory, may_publish)
+        return RedisWrite(self._state, batches).run(memory, may_publish)
 
     def open_read(self, request: ReadRequest) -> ReadSession:
         """See Store."""
         self._state.reads.check_open()
-        return RedisReadSession(self._state, request)
+        state = self._state
+        check_open = state.reads.check_open
+        return FramedReadSession(state.read_values, state.framed, request, check_open=check_open)
 
     # ---- removing -----------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class RedisStore(Store):
         lane = self._state.reads
         lane.check_open()
         commands: list[Command] = [("UNLINK", name) for name in self._state.names.of_objects(keys)]
-        return tuple(expect_number(reply, "UNLINK") == 1 for reply in run_in_parts(lane, commands))
+        return tuple(expect_number(reply, "UNLINK") == 1 for reply in lane.run_in_parts(commands))
 
     def clear(self, namespace: bytes) -> int:
         """See Store; the server is asked for all of its keys.
@@ -142,7 +143,7 @@ class RedisStore(Store):
         pattern = self._state.names.pattern_of(namespace)
         for names in self._scan(pattern):
             commands: list[Command] = [("UNLINK", name) for name in names]
-            replies = run_in_parts(self._state.reads, commands)
+            replies = self._state.reads.run_in_parts(commands)
             removed += sum(expect_number(reply, "UNLINK") for reply in replies)
         return removed
 
@@ -151,7 +152,7 @@ class RedisStore(Store):
         lane = self._state.reads
         pattern = pattern or self._state.names.pattern
         begin: Command = ("SCAN", 0, "MATCH", pattern, "COUNT", _SCAN_COUNT)
-        for number, (reply,) in enumerate(lane.run_everywhere([begin])):
+        for node, (reply,) in lane.run_everywhere([begin]):
             seen: set[bytes] = set()
             cursor, names = _scanned(reply)
             while True:
@@ -160,7 +161,7 @@ class RedisStore(Store):
                 if not cursor:
                     break
                 step: Command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
-                cursor, names = _scanned(*lane.run_on(number, [step]))
+                cursor, names = _scanned(*lane.run_on(node, [step]))
 
     def close(self) -> None:
         """See Store; objects stay."""

@@ -1,182 +1,109 @@
-"""Values are read from a socket straight into one block of memory, and written from where they lie.
-
-redis-py copies a value twice on its way in and once on its way out, which costs as much as the network; this
-does what it does, for commands that are all answered with a value of one length, on its own connections.
-"""
+"""Values are texts of the server: many are asked for at once, and taken a few at a time while the rest arrives."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
+from kvlinker.host_blocks import HostBlocks
+from kvlinker.named_values import Beginning, Fetched, NamedValues, parts_of
+from kvlinker.store import ObjectKey
+from kvlinker_redis.lanes import RedisLane
+from kvlinker_redis.names import Names
+from kvlinker_redis.options import RedisStoreOptions
+from kvlinker_redis.readings import MAX_COMMANDS, Question
+from kvlinker_redis.replies import expect_number, expect_view, is_other_type
+from kvlinker_redis.wire import Command, Reply
 
-from kvlinker.errors import StoreError
+__all__ = ["RedisValues"]
 
-__all__ = ["Command", "Reply", "Values", "packed", "receive_values", "room_for", "values_of"]
-
-Command: TypeAlias = tuple[str | bytes | memoryview | int, ...]
-"""A command's name and arguments."""
-Reply: TypeAlias = object
-"""What a server answers: bytes, a number, None; or an exception of redis-py in the place of an answer."""
-
-_LINE_BYTES = 512
-"""More than the line in front of a value has, or an error."""
-_END = b"\r\n"
+_ANSWER_BYTES = 1 << 20
+"""Bytes that are checked and copied while they are in the processor's cache, and the next ones arrive."""
+_NOTHING = memoryview(b"")
 
 
-class _Receiver(Protocol):
-    """A socket, as far as it is needed."""
+class RedisValues(NamedValues):
+    """The values of a store, through one of its lanes."""
 
-    def recv_into(self, buffer: memoryview, /) -> int:
-        """Receive some bytes; 0 at the end of the stream."""
+    def __init__(
+        self, lane: RedisLane, names: Names, options: RedisStoreOptions, blocks: HostBlocks
+    ) -> None:
+        """Take the lane, and the blocks that replies are received into."""
+        self._lane = lane
+        self._names = names
+        self._ttl = options.ttl_seconds
+        self._answer_bytes = min(_ANSWER_BYTES, options.call_bytes)
+        self._blocks = blocks
 
+    @property
+    def answer_bytes(self) -> int:
+        """See NamedValues."""
+        return self._answer_bytes
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Values:
-    """Replies to commands that ask for values of one length."""
+    def begin(
+        self, keys: Sequence[ObjectKey], size: int
+    ) -> Iterator[Sequence[tuple[int, Beginning | None]]]:
+        """See NamedValues; with a TTL, what is looked at lives on."""
+        step = 2 if self._ttl is None else 3
 
-    replies: Sequence[Reply]
-    """A view of each value, of whatever length it has; or an exception."""
-    block: NDArray[np.uint8]
-    """[bytes] what the views are of."""
-    starts: NDArray[np.int64]
-    """[replies] where each value begins in the block; meaningful for values alone."""
+        def commands_of(name: str) -> Sequence[Command]:
+            commands: list[Command] = [("GETRANGE", name, 0, size - 1), ("STRLEN", name)]
+            return commands if self._ttl is None else [*commands, ("EXPIRE", name, self._ttl)]
 
+        for first, replies in self._replies(self._names.of_objects(keys), size, step, commands_of):
+            yield [
+                (first + at, _beginning(replies[at * step], replies[at * step + 1]))
+                for at in range(len(replies) // step)
+            ]
 
-def values_of(replies: Sequence[Reply], size: int, block: NDArray[np.uint8]) -> Values:
-    """Copy replies that came as bytes side by side into a block.
+    def fetch(
+        self, keys: Sequence[ObjectKey], ranges: Sequence[tuple[int, int]]
+    ) -> Iterator[Fetched]:
+        """See NamedValues."""
+        names = self._names.of_objects(keys)
+        for number, (start, size) in enumerate(ranges):
+            last = start + size - 1
 
-    Raises:
-        StoreError: one is longer than `size`.
-    """
-    starts = np.zeros(len(replies), dtype=np.int64)
-    views: list[Reply] = []
-    at = 0
-    for number, reply in enumerate(replies):
-        starts[number] = at
-        if not isinstance(reply, bytes):
-            views.append(reply)
-            continue
-        if len(reply) > size:
-            msg = f"redis store: {size} B were asked for, and {len(reply)} B came"
-            raise StoreError(msg)
-        block[at : at + len(reply)] = np.frombuffer(reply, dtype=np.uint8)
-        views.append(block.data[at : at + len(reply)])
-        at += len(reply)
-    return Values(replies=views, block=block, starts=starts)
+            def commands_of(name: str, start: int = start, last: int = last) -> Sequence[Command]:
+                return (("GETRANGE", name, start, last),)
 
+            for first, replies in self._replies(names, size, 1, commands_of):
+                views = [_view(reply) for reply in replies]
+                numbers = range(first, first + len(views))
+                yield Fetched(range=number, numbers=numbers, views=views)
 
-def packed(commands: Sequence[Command]) -> list[bytes | memoryview]:
-    """Return commands as the pieces that go over the wire; values are sent from where they lie."""
-    pieces: list[bytes | memoryview] = []
-    text = bytearray()
-    for command in commands:
-        text += b"*%d\r\n" % len(command)
-        for argument in command:
-            if isinstance(argument, memoryview):
-                text += b"$%d\r\n" % argument.nbytes
-                pieces += [bytes(text), argument]
-                text = bytearray(_END)
-            else:
-                raw = argument if isinstance(argument, bytes) else str(argument).encode()
-                text += b"$%d\r\n%b\r\n" % (len(raw), raw)
-    return [*pieces, bytes(text)]
+    def _replies(
+        self,
+        names: Sequence[str],
+        size: int,
+        step: int,
+        commands_of: Callable[[str], Sequence[Command]],
+    ) -> Iterator[tuple[int, Sequence[Reply]]]:
+        """Yield replies of `size` bytes at most, of some names at a time, and the number of the first name."""
+        each = max(1, min(MAX_COMMANDS // step, self._answer_bytes // size))
+        parts = list(parts_of(len(names), each))
+        questions = [
+            Question(
+                commands=[command for name in names[part] for command in commands_of(name)],
+                reply_bytes=size,
+            )
+            for part in parts
+        ]
+        for part, replies in zip(parts, self._lane.ask(questions, self._blocks), strict=True):
+            yield part.start, replies
 
-
-def room_for(count: int, size: int) -> int:
-    """Return the bytes of a block that so many replies of at most `size` bytes fit into."""
-    return count * (size + _LINE_BYTES)
-
-
-def receive_values(receiver: _Receiver, count: int, size: int, block: NDArray[np.uint8]) -> Values:
-    """Receive the replies to so many commands, each of which asks for at most `size` bytes, into a block.
-
-    Raises:
-        ConnectionError: of redis-py; the stream ended, or has something else in it.
-    """
-    return _Stream(receiver, size, block).read(count)
-
-
-class _Stream:
-    """The bytes of all replies, one after the other as they come, and how far they were understood."""
-
-    def __init__(self, receiver: _Receiver, size: int, block: NDArray[np.uint8]) -> None:
-        self._receiver = receiver
-        self._size = size
-        self._block = block
-        self._view = self._block.data
-        self._filled = 0
-        self._at = 0
-
-    def read(self, count: int) -> Values:
-        replies: list[Reply] = []
-        starts: list[int] = []
-        view, size = self._view, self._size
-        usual = b"$%d\r\n" % size
-        whole = len(usual) + size + len(_END)
-        for _ in range(count):
-            at = self._at
-            if self._filled - at >= whole and view[at : at + len(usual)] == usual:
-                self._at += len(usual)
-                line = usual[: -len(_END)]
-            else:
-                line = self._line()
-            starts.append(self._at)
-            replies.append(self._value(line) if line.startswith(b"$") else self._error(line))
-        if self._at != self._filled:
-            _give_up(f"{self._filled - self._at} B that nobody asked for")
-        return Values(replies=replies, block=self._block, starts=np.array(starts, dtype=np.int64))
-
-    def _line(self) -> bytes:
-        """Return the line that begins a reply, without its end."""
-        while True:
-            found = bytes(self._view[self._at : min(self._filled, self._at + _LINE_BYTES)])
-            end = found.find(_END)
-            if end >= 0:
-                self._at += end + len(_END)
-                return found[:end]
-            if len(found) == _LINE_BYTES:
-                _give_up(f"{found[:40]!r} in the place of a value")
-            self._receive()
-
-    def _value(self, line: bytes) -> Reply:
-        length = int(line[1:]) if line[1:].isdigit() else -1
-        if not 0 <= length <= self._size:
-            _give_up(f"{line[:40]!r} in the place of a length of at most {self._size}")
-        end = self._at + length
-        while self._filled < end + len(_END):
-            self._receive()
-        if bytes(self._view[end : end + len(_END)]) != _END:
-            _give_up(f"a value that is not {length} B long")
-        value = self._view[self._at : end]
-        self._at = end + len(_END)
-        return value
-
-    def _error(self, line: bytes) -> Reply:
-        from redis.exceptions import BusyLoadingError, ResponseError
-
-        if not line.startswith(b"-"):
-            _give_up(f"{line[:40]!r} in the place of a value")
-        text = line[1:].decode(errors="replace")
-        if text.startswith("LOADING"):
-            raise BusyLoadingError(text)
-        return ResponseError(text)
-
-    def _receive(self) -> None:
-        room = self._view[self._filled :]
-        if not room:
-            _give_up("more than was asked for")
-        count = self._receiver.recv_into(room)
-        if not count:
-            _give_up("the end of the connection")
-        self._filled += count
+    def remove(self, keys: Sequence[ObjectKey]) -> None:
+        """See NamedValues."""
+        self._lane.run_in_parts([("UNLINK", name) for name in self._names.of_objects(keys)])
 
 
-def _give_up(what: str) -> NoReturn:
-    from redis import exceptions
+def _beginning(raw: Reply, length: Reply) -> Beginning | None:
+    if is_other_type(raw) or is_other_type(length):
+        return Beginning(raw=_NOTHING, length=1)  # something is there, and no object
+    view, total = expect_view(raw, "GETRANGE"), expect_number(length, "STRLEN")
+    # It came, or went, between the two commands.
+    return Beginning(raw=view, length=total) if total and len(view) else None
 
-    msg = f"values were asked for, and the server sent {what}"
-    raise exceptions.ConnectionError(msg)
+
+def _view(reply: Reply) -> memoryview | None:
+    view = _NOTHING if is_other_type(reply) else expect_view(reply, "GETRANGE")
+    return view if len(view) else None

@@ -1,0 +1,44 @@
+"""A reading asks many questions of a server and takes the replies to each while those to others are on their way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvlinker_redis.wire import Command, Reply, room_for
+
+__all__ = ["MAX_COMMANDS", "Question", "Reading"]
+
+MAX_COMMANDS = 1024
+"""Commands of one pipeline: enough that round trips do not count, and few enough to be answered soon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Commands whose replies are taken together."""
+
+    commands: Sequence[Command]
+    reply_bytes: int
+    """Of each reply at most."""
+
+    @property
+    def room(self) -> int:
+        """Bytes of a block that the replies fit into."""
+        return room_for(len(self.commands), self.reply_bytes)
+
+
+class Reading(ABC):
+    """Questions that were asked together."""
+
+    @abstractmethod
+    def take(self) -> Sequence[Reply]:
+        """Return the replies to the next question, one for each command; they overwrite the ones before.
+
+        Raises:
+            Exception: whatever redis-py raises where a connection fails.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ask and take no more. Idempotent."""

@@ -1,0 +1,172 @@
+"""Replies are read from a socket straight into one block of memory, and values are written from where they lie.
+
+redis-py copies a value twice on its way in and once on its way out, which costs as much as the network; this does
+what it does, for commands that are answered with texts and numbers, on its own connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Command", "Reply", "ReplyStream", "packed", "room_for", "views_of"]
+
+Command: TypeAlias = tuple[str | bytes | memoryview | int, ...]
+"""A command's name and arguments."""
+Reply: TypeAlias = object
+"""What a server answers: a view of bytes, a number; or an exception of redis-py in the place of an answer."""
+
+_LINE_BYTES = 512
+"""More than the line in front of a value has, or an error."""
+_END = b"\r\n"
+_SEND_BYTES = 1 << 20
+"""Sent in one step, for which the server has its time: a slow network may take long for a long value."""
+
+
+class _Receiver(Protocol):
+    """A socket, as far as it is needed."""
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Receive some bytes; 0 at the end of the stream."""
+
+
+def views_of(replies: Sequence[Reply]) -> list[Reply]:
+    """Return replies that came as bytes as views of them."""
+    return [memoryview(reply) if isinstance(reply, bytes) else reply for reply in replies]
+
+
+def packed(commands: Sequence[Command]) -> list[bytes | memoryview]:
+    """Return commands as the pieces that go over the wire; values are sent from where they lie."""
+    pieces: list[bytes | memoryview] = []
+    text = bytearray()
+    for command in commands:
+        text += b"*%d\r\n" % len(command)
+        for argument in command:
+            if isinstance(argument, memoryview):
+                text += b"$%d\r\n" % argument.nbytes
+                pieces.append(bytes(text))
+                pieces += [
+                    argument[start : start + _SEND_BYTES]
+                    for start in range(0, argument.nbytes, _SEND_BYTES)
+                ]
+                text = bytearray(_END)
+            else:
+                raw = argument if isinstance(argument, bytes) else str(argument).encode()
+                text += b"$%d\r\n%b\r\n" % (len(raw), raw)
+    return [*pieces, bytes(text)]
+
+
+def room_for(count: int, size: int) -> int:
+    """Return the bytes of a block that so many replies of at most `size` bytes fit into."""
+    return count * (size + _LINE_BYTES)
+
+
+class ReplyStream:
+    """Replies, one after the other as they come, and how far they were understood."""
+
+    def __init__(self, receiver: _Receiver, block: NDArray[np.uint8]) -> None:
+        """Read from a socket into a block."""
+        self._receiver = receiver
+        self._view = block.data
+        self._filled = 0
+        self._at = 0
+
+    def take(self, count: int, size: int) -> list[Reply]:
+        """Return the next replies, which overwrite the ones before.
+
+        Args:
+            count: how many; the block has room for them.
+            size: bytes of each at most.
+
+        Raises:
+            ConnectionError: of redis-py; the stream ended, or has something else in it.
+        """
+        left = self._filled - self._at
+        self._view[:left] = self._view[self._at : self._filled]
+        self._at, self._filled = 0, left
+        usual = b"$%d\r\n" % size
+        return [self._reply(usual, size) for _ in range(count)]
+
+    def end(self) -> None:
+        """Take no more replies.
+
+        Raises:
+            ConnectionError: of redis-py; the server sent something that nobody asked for.
+        """
+        if self._at != self._filled:
+            _give_up(f"{self._filled - self._at} B that nobody asked for")
+
+    def _reply(self, usual: bytes, size: int) -> Reply:
+        at, view = self._at, self._view
+        begun = at + len(usual)
+        end = begun + size
+        if self._filled >= end + len(_END) and view[at:begun] == usual:
+            self._at = end + len(_END)
+            if view[end : self._at] == _END:
+                return view[begun:end]
+            _give_up(f"a value that is not {size} B long")
+        line = self._line()
+        if line.startswith(b"$"):
+            return self._value(line, size)
+        return _number(line) if line.startswith(b":") else _error(line)
+
+    def _line(self) -> bytes:
+        """Return the line that begins a reply, without its end."""
+        while True:
+            found = bytes(self._view[self._at : min(self._filled, self._at + _LINE_BYTES)])
+            end = found.find(_END)
+            if end >= 0:
+                self._at += end + len(_END)
+                return found[:end]
+            if len(found) == _LINE_BYTES:
+                _give_up(f"{found[:40]!r} in the place of a reply")
+            self._receive()
+
+    def _value(self, line: bytes, size: int) -> Reply:
+        length = int(line[1:]) if line[1:].isdigit() else -1
+        if not 0 <= length <= size:
+            _give_up(f"{line[:40]!r} in the place of a length of at most {size}")
+        end = self._at + length
+        while self._filled < end + len(_END):
+            self._receive()
+        if self._view[end : end + len(_END)] != _END:
+            _give_up(f"a value that is not {length} B long")
+        value = self._view[self._at : end]
+        self._at = end + len(_END)
+        return value
+
+    def _receive(self) -> None:
+        room = self._view[self._filled :]
+        if not room:
+            _give_up("more than was asked for")
+        count = self._receiver.recv_into(room)
+        if not count:
+            _give_up("the end of the connection")
+        self._filled += count
+
+
+def _number(line: bytes) -> int:
+    if not line[1:].removeprefix(b"-").isdigit():
+        _give_up(f"{line[:40]!r} in the place of a number")
+    return int(line[1:])
+
+
+def _error(line: bytes) -> Exception:
+    from redis.exceptions import BusyLoadingError, ResponseError
+
+    if not line.startswith(b"-"):
+        _give_up(f"{line[:40]!r} in the place of a reply")
+    text = line[1:].decode(errors="replace")
+    if text.startswith("LOADING"):
+        raise BusyLoadingError(text)
+    return ResponseError(text)
+
+
+def _give_up(what: str) -> NoReturn:
+    from redis import exceptions
+
+    msg = f"replies were awaited, and the server sent {what}"
+    raise exceptions.ConnectionError(msg)
