@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvlinker.device import DeviceAccess, HostObjects
-from kvlinker.errors import ContractError
+from kvlinker.errors import ContractError, StoreError
 from kvlinker.plans import TransferPlan
 from kvlinker.store import (
     Integrity,
@@ -22,9 +22,10 @@ from kvlinker.store import (
 from kvlinker.stores.encrypted import EncryptedStore
 from kvlinker.stores.host_pages import of_spans
 from kvlinker.stores.sealing import BLOCK_BYTES, FRAME_EXTRA_BYTES, BlockLayout, Sealer
+from kvlinker.stores.tiered import TieredStore
 from kvlinker.stores.wrapped import WrappedStore
-from kvlinker.testing import FaultAccess, MemoryStore
-from kvlinker.testing.shelves import LAYERS, Shelf, object_keys
+from kvlinker.testing import Call, FaultAccess, FaultStore, MemoryStore, Raise, Rule
+from kvlinker.testing.shelves import LAYERS, Shelf, allow, made_up_batch, object_keys
 
 OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT
 SECRET, OTHER = bytes(range(32)), bytes(32)
@@ -181,6 +182,69 @@ def test_a_frame_opens_for_its_object_and_block_alone() -> None:
     ):
         assert sealer.open(key, fingerprint, shape, salt).content(1, frame) is None
     assert Sealer(OTHER).open(b"k" * 32, b"layout", layout, salt).content(1, frame) is None
+
+
+def test_objects_are_in_the_clear_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("encrypted", "opening"):
+        monkeypatch.setattr(f"kvlinker.stores.{module}.CHUNK_BYTES", 2 * PAGE)
+    sealed = Sealed()
+    keys = object_keys(5)
+    watched = FaultAccess(sealed.shelf.access)
+
+    assert sealed.shelf.write(keys, memory=watched) == (WriteStatus.WRITTEN,) * 5
+    assert sealed.shelf.read(keys, memory=watched) == (OK,) * 5
+
+    assert [len(copy.rows) for copy in watched.copies] == [2, 2, 1, 2, 2, 1]
+
+
+def test_an_object_of_more_frames_than_a_store_takes_ranges_is_refused() -> None:
+    sealed = Sealed()
+    limit = sealed.store.capabilities.max_object_bytes
+    assert limit == 65536 * BLOCK_BYTES
+    keys, others = object_keys(1), object_keys(1, chain="others")
+    batches = [made_up_batch(keys, page_bytes=limit + 1), sealed.shelf.batch(others)]
+
+    statuses = sealed.store.write(batches, sealed.shelf.access, may_publish=allow)
+
+    assert statuses == ((WriteStatus.FAILED,), (WriteStatus.WRITTEN,))
+
+
+def test_what_cannot_be_dropped_is_counted_and_the_rest_is_read() -> None:
+    sealed = Sealed()
+    faulty = FaultStore(sealed.inner)
+    faulty.script.add(Rule(call=Call.DELETE, fault=Raise(error=StoreError("no"))))
+    shelf = Shelf(EncryptedStore(faulty, SECRET), page_bytes=PAGE)
+    first, second = object_keys(2)
+    shelf.stock([first, second])
+    sealed.inner.tamper(first, bytes(len(sealed.inner.payload(first))))
+
+    assert shelf.read([first, second]) == (CORRUPT, OK)
+    assert shelf.store.stats().counters["undeleted"] == 1
+
+
+def test_two_copies_of_one_object_have_no_block_alike() -> None:
+    near, far = MemoryStore(), MemoryStore()
+    shelf = Shelf(EncryptedStore(TieredStore(near, far), SECRET), page_bytes=PAGE)
+    (key,) = object_keys(1)
+
+    shelf.stock([key])  # the store inside copies it twice, and memory may have changed in between
+
+    first, second = near.payload(key), far.payload(key)
+    assert not any(first[at : at + 16] in second for at in range(0, len(first) - 16, 16))
+
+
+def test_a_prefetch_goes_through_to_the_tiers_inside() -> None:
+    near, far = MemoryStore(), MemoryStore()
+    tiers = TieredStore(near, far)
+    shelf = Shelf(EncryptedStore(tiers, SECRET), page_bytes=PAGE)
+    keys = object_keys(2)
+    shelf.stock(keys)
+    near.delete(keys)
+
+    assert shelf.store.prefetch(shelf.request(keys)) == 2
+
+    assert tiers.wait_for_promotions(60)
+    assert near.payload(keys[0]) == far.payload(keys[0])
 
 
 # ---- stores that copy objects in pieces ---------------------------------------------------------------

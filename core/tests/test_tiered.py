@@ -294,6 +294,41 @@ def test_more_than_the_buffer_holds_is_promoted_in_turns() -> None:
     assert all(tiers.near_memory.payload(key) == tiers.shelf.payload(key) for key in keys)
 
 
+def test_what_is_prefetched_is_near_before_anybody_reads_it() -> None:
+    tiers = Tiers()
+    near, far, absent = (object_keys(2, chain=chain) for chain in ("near", "far", "absent"))
+    tiers.shelf.stock([*near, *far])
+    tiers.near_memory.delete(far)
+    sizes = [tiers.shelf.page_bytes // 8] * 8
+
+    accepted = tiers.store.prefetch(tiers.shelf.request([*near, *far, *absent]), range_bytes=sizes)
+
+    tiers.promote()
+    assert accepted == 4
+    assert tiers.near_memory.exists([*far, *absent]) == (True, True, False, False)
+    assert tiers.count("promoted") == 2
+    assert tiers.shelf.read(far) == (OK, OK)
+    assert tiers.count("ram_hits") == 2
+    assert tiers.store.prefetch(tiers.shelf.request(far)) == 0
+
+
+def test_a_prefetch_of_ranges_that_make_no_object_is_refused() -> None:
+    tiers = Tiers()
+
+    with pytest.raises(ContractError, match="ranges of 639 B do not make objects of 640 B"):
+        tiers.store.prefetch(tiers.shelf.request(object_keys(1)), range_bytes=[639])
+
+
+def test_a_prefetch_that_cannot_be_copied_is_not_accepted() -> None:
+    tiers = Tiers(promotion_bytes=0)
+    keys = object_keys(2)
+    tiers.shelf.stock(keys)
+    tiers.forget_near()
+
+    assert tiers.store.prefetch(tiers.shelf.request(keys)) == 0
+    assert MemoryStore().prefetch(tiers.shelf.request(keys)) == 0
+
+
 def test_promotions_go_through_memory_that_is_registered() -> None:
     near, far = MemoryStore(registers_memory=True), MemoryStore(registers_memory=True)
     store = TieredStore(near, far)

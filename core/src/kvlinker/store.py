@@ -234,6 +234,22 @@ class Store(ABC):
         msg = f"{type(self).__name__} cannot hold {len(keys)} objects for {seconds} s: it has no leases"
         raise UnsupportedOperationError(msg)
 
+    def prefetch(self, request: ReadRequest, *, range_bytes: Sequence[int] = ()) -> int:  # noqa: ARG002  # for stores that have tiers
+        """Begin to bring objects to where they are read fastest, behind this call, and return of how many.
+
+        A hint: what is absent, or more than the store does at a time, stays where it is. A store that is
+        one place has nothing to do and returns 0.
+
+        Args:
+            request: the objects, as a read asks for them.
+            range_bytes: bytes of each range that they will be read by, in object order; one range by default,
+                which is checked as a whole whenever a part of it is read.
+
+        Raises:
+            ContractError: the ranges do not make an object.
+        """
+        return 0
+
     def register(self, regions: Sequence[MemoryRegion]) -> None:
         """Register device memory, all regions or none.
 

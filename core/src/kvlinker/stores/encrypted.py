@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.device import DeviceAccess, HostObjects
-from kvlinker.errors import ContractError, UnsupportedOperationError
+from kvlinker.errors import ContractError, StoreError, UnsupportedOperationError
+from kvlinker.frames import MAX_RANGES
 from kvlinker.plans import TransferPlan
 from kvlinker.store import (
     Integrity,
@@ -30,7 +31,7 @@ from kvlinker.store import (
     WriteStatus,
 )
 from kvlinker.stores.host_pages import slot_bytes, slots_of
-from kvlinker.stores.opening import OpeningAccess
+from kvlinker.stores.opening import CHUNK_BYTES, OpeningAccess
 from kvlinker.stores.sealing import (
     BLOCK_BYTES,
     FRAME_EXTRA_BYTES,
@@ -78,7 +79,7 @@ class EncryptedStore(WrappedStore):
         self._capabilities = replace(
             able,
             integrity=Integrity.CHECKSUM,
-            max_object_bytes=None if limit is None else _largest(limit),
+            max_object_bytes=_largest(limit),
         )
 
     @property
@@ -94,23 +95,42 @@ class EncryptedStore(WrappedStore):
         may_publish: Callable[[], bool],
     ) -> tuple[tuple[WriteStatus, ...], ...]:
         """See Store; what is stored already is neither copied nor encrypted."""
-        sealing = [
-            _SealedBatch(self._sealer, batch, memory, number)
-            for number, batch in enumerate(batches)
+        limit = self._capabilities.max_object_bytes
+        wanted = [
+            i
+            for i, batch in enumerate(batches)
+            if limit is None or batch.plan.object_bytes <= limit
         ]
-        return self._inner.write(
+        sealing = [
+            _SealedBatch(self._sealer, batches[i], memory, number)
+            for number, i in enumerate(wanted)
+        ]
+        given = self._inner.write(
             [item.batch for item in sealing], _SealingAccess(sealing), may_publish=may_publish
+        )
+        answer = dict(zip(wanted, given, strict=True))
+        return tuple(
+            answer.get(i, (WriteStatus.FAILED,) * len(batch.keys))
+            for i, batch in enumerate(batches)
         )
 
     def open_read(self, request: ReadRequest) -> ReadSession:
         """See Store."""
+        return _EncryptedReadSession(self, self._inner.open_read(self._asked(request)), request)
+
+    def prefetch(self, request: ReadRequest, *, range_bytes: Sequence[int] = ()) -> int:  # noqa: ARG002  # frames are read
+        """See Store."""
         layout = BlockLayout(object_bytes=request.object_bytes)
-        asked = replace(
+        return self._inner.prefetch(self._asked(request), range_bytes=layout.frame_bytes)
+
+    def _asked(self, request: ReadRequest) -> ReadRequest:
+        """Return the request for the frames of objects."""
+        layout = BlockLayout(object_bytes=request.object_bytes)
+        return replace(
             request,
             object_bytes=layout.sealed_bytes,
             fingerprint=self._sealer.fingerprint(request.fingerprint),
         )
-        return _EncryptedReadSession(self, self._inner.open_read(asked), request)
 
     def opened(self, request: ReadRequest, page: int, salt: bytes) -> SealedObject:
         """Return what opens an object of a request whose frames begin with a salt."""
@@ -120,7 +140,10 @@ class EncryptedStore(WrappedStore):
     def drop(self, keys: Sequence[ObjectKey]) -> None:
         """Count and remove objects that could not be opened."""
         self._counts.add("unsealable", len(keys))
-        self._inner.delete(keys)
+        try:
+            self._inner.delete(keys)
+        except StoreError:  # what was read besides is right all the same
+            self._counts.add("undeleted", len(keys))
 
     def stats(self) -> StoreStats:
         """See Store; `unsealable` counts objects that were not what was written."""
@@ -134,10 +157,13 @@ def _check_installed() -> None:
         raise UnsupportedOperationError(msg)
 
 
-def _largest(limit: int) -> int:
-    """Return the bytes of the longest object whose frames have no more than so many bytes."""
+def _largest(limit: int | None) -> int:
+    """Return the bytes of the longest object whose frames take no more, and are no more than an object has ranges."""
+    longest = MAX_RANGES * BLOCK_BYTES
+    if limit is None:
+        return longest
     frames, rest = divmod(limit, BLOCK_BYTES + FRAME_EXTRA_BYTES)
-    return frames * BLOCK_BYTES + max(0, rest - FRAME_EXTRA_BYTES)
+    return min(longest, frames * BLOCK_BYTES + max(0, rest - FRAME_EXTRA_BYTES))
 
 
 # ---- writing ----------------------------------------------------------------------------------
@@ -163,19 +189,30 @@ class _SealedBatch:
     def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
         """Copy objects out of pool memory, and put their frames where the store wants them."""
         pages, blocks = plan.pages.row.tolist(), blocks_of(plan)
-        rows = np.empty((len(pages), self._layout.object_bytes), dtype=np.uint8)
-        self._memory.copy_out(self._source.plan.select(pages), slots_of(rows))
-        for i, page in enumerate(pages):
-            is_whole = len(blocks) == self._layout.blocks
-            sealed, target = (
-                self._new(page) if is_whole else self._object(page),
-                slot_bytes(host, i),
-            )
-            for block in blocks:
-                first, last = self._layout.place(block)
-                frame = np.frombuffer(sealed.frame(block, rows[i, first:last]), dtype=np.uint8)
-                begin = block * (BLOCK_BYTES + FRAME_EXTRA_BYTES) - host.first_offset
-                target[begin : begin + len(frame)] = frame
+        step = max(1, CHUNK_BYTES // self._layout.object_bytes)
+        for start in range(0, len(pages), step):
+            chosen = pages[start : start + step]
+            rows = np.empty((len(chosen), self._layout.object_bytes), dtype=np.uint8)
+            self._memory.copy_out(self._source.plan.select(chosen), slots_of(rows))
+            for i, page in enumerate(chosen):
+                self._seal(page, blocks, rows[i], slot_bytes(host, start + i), host.first_offset)
+
+    def _seal(
+        self,
+        page: int,
+        blocks: Sequence[int],
+        row: NDArray[np.uint8],
+        target: NDArray[np.uint8],
+        first_offset: int,
+    ) -> None:
+        """Put the frames of some blocks of an object where the store wants them."""
+        is_whole = len(blocks) == self._layout.blocks
+        sealed = self._new(page) if is_whole else self._object(page)
+        for block in blocks:
+            first, last = self._layout.place(block)
+            frame = np.frombuffer(sealed.frame(block, row[first:last]), dtype=np.uint8)
+            begin = block * (BLOCK_BYTES + FRAME_EXTRA_BYTES) - first_offset
+            target[begin : begin + len(frame)] = frame
 
     def _new(self, page: int) -> SealedObject:
         """Return a cipher that no copy had before: pool memory may hold other bytes at the next one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,12 @@ class ObjectRanges:
     pool: str
     offset: IndexArray
     size: IndexArray
+
+    @classmethod
+    def of_sizes(cls, pool: str, sizes: Sequence[int]) -> ObjectRanges:
+        """Return ranges of some sizes, one behind the other."""
+        size = np.array(sizes, dtype=np.int64)
+        return cls(pool=pool, offset=np.cumsum(size) - size, size=size)
 
     @property
     def object_bytes(self) -> int:

@@ -21,7 +21,10 @@ from kvlinker.stores.sealing import (
     blocks_of,
 )
 
-__all__ = ["OpeningAccess"]
+__all__ = ["CHUNK_BYTES", "OpeningAccess"]
+
+CHUNK_BYTES = 16 << 20
+"""Bytes that are in the clear in host memory at a time, or one object."""
 
 
 class OpeningAccess(DeviceAccess):
@@ -69,17 +72,31 @@ class OpeningAccess(DeviceAccess):
         blocks = blocks_of(plan)
         if not plan.num_pages or not blocks:
             return
-        start, end = self._layout.place(blocks[0])[0], self._layout.place(blocks[-1])[1]
-        rows = np.empty((plan.num_pages, end - start), dtype=np.uint8)
-        pages = plan.pages.row.tolist()
-        opened = [self._open(page, blocks, host, i, rows[i]) for i, page in enumerate(pages)]
-        good = np.flatnonzero(opened)
-        with self._lock:
-            self.bad.update(
-                page for page, is_right in zip(pages, opened, strict=True) if not is_right
+        size = self._layout.place(blocks[-1])[1] - self._layout.place(blocks[0])[0]
+        step = max(1, CHUNK_BYTES // size)
+        for start in range(0, plan.num_pages, step):
+            self._open_some(
+                plan.pages.row, blocks, host, range(plan.num_pages)[start : start + step]
             )
+
+    def _open_some(
+        self, pages: IndexArray, blocks: Sequence[int], host: HostObjects, objects: range
+    ) -> None:
+        """Open the frames of some objects of a copy, and fill what is whole by that."""
+        start, end = self._layout.place(blocks[0])[0], self._layout.place(blocks[-1])[1]
+        rows = np.empty((len(objects), end - start), dtype=np.uint8)
+        own = pages[objects.start : objects.stop]
+        opened = np.array(
+            [
+                self._open(page, blocks, host, i, row)
+                for page, i, row in zip(own.tolist(), objects, rows, strict=True)
+            ]
+        )
+        with self._lock:
+            self.bad.update(own[~opened].tolist())
+        good = np.flatnonzero(opened)
         if len(good):
-            self._fill(plan.pages.row[good], blocks, rows, good)
+            self._fill(own[good], blocks, rows, good)
 
     def _open(
         self, page: int, blocks: Sequence[int], host: HostObjects, i: int, row: NDArray[np.uint8]
@@ -123,7 +140,9 @@ class OpeningAccess(DeviceAccess):
             kept = self._kept.setdefault(page, {})
             for block in blocks:
                 first, last = self._layout.place(block)
-                kept[block] = row[first - start : last - start]
+                kept[block] = row[
+                    first - start : last - start
+                ].copy()  # and not all that was opened
 
     def _fill_kept(self, page: int, span: int) -> None:
         """Copy a range of a page once all of its blocks are there."""

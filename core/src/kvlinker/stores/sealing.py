@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,12 @@ class BlockLayout:
     def sealed_bytes(self) -> int:
         """Bytes of all frames."""
         return self.object_bytes + self.blocks * FRAME_EXTRA_BYTES
+
+    @property
+    def frame_bytes(self) -> Sequence[int]:
+        """Bytes of each frame, in order."""
+        places = map(self.place, range(self.blocks))
+        return [last - first + FRAME_EXTRA_BYTES for first, last in places]
 
     def place(self, block: int) -> tuple[int, int]:
         """Return where a block begins and ends in the object."""

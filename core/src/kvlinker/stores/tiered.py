@@ -26,10 +26,11 @@ from kvlinker.store import (
     WriteBatch,
     WriteStatus,
 )
-from kvlinker.stores.promotion import Promoter
+from kvlinker.stores.host_pages import ObjectRanges
+from kvlinker.stores.promotion import Promoter, Promotion
 from kvlinker.stores.removals import Removals
 from kvlinker.stores.tier import EventCounts, Tier, common_capabilities
-from kvlinker.stores.tier_copy import select_objects
+from kvlinker.stores.tier_copy import of_keys, select_objects
 from kvlinker.stores.tiered_reads import TieredHold, TieredReadSession
 from kvlinker.stores.write_back import WriteBack, WriteBackLimits
 
@@ -262,8 +263,24 @@ class TieredStore(Store):
             check_open=self._check_open,
         )
 
+    def prefetch(self, request: ReadRequest, *, range_bytes: Sequence[int] = ()) -> int:
+        """See Store; what is not near is copied there from far, as what is read from far is."""
+        self._check_open()
+        sizes = range_bytes or (request.object_bytes,)
+        if sum(sizes) != request.object_bytes or min(sizes) < 1:
+            msg = f"ranges of {sum(sizes)} B do not make objects of {request.object_bytes} B"
+            raise ContractError(msg)
+        since = self._removals.count
+        far = [i for i, is_near in enumerate(self._near.exists(request.keys)) if not is_near]
+        if not far:
+            return 0
+        wanted = of_keys(request, far)
+        ranges = ObjectRanges.of_sizes("prefetch", sizes)
+        is_taken = self._promoter.offer(Promotion(request=wanted, ranges=ranges, since=since))
+        return len(far) if is_taken else 0
+
     def wait_for_promotions(self, seconds: float) -> bool:
-        """Wait until what was read before is in the near store; False when the time is over first."""
+        """Wait until what was read or prefetched before is near; False when the time is over first."""
         return self._promoter.wait(seconds)
 
     # ---- removing -----------------------------------------------------------------------------

@@ -55,6 +55,10 @@ class WrappedStore(Store):
         """See Store."""
         return self._inner.hold(keys, seconds=seconds)
 
+    def prefetch(self, request: ReadRequest, *, range_bytes: Sequence[int] = ()) -> int:
+        """See Store."""
+        return self._inner.prefetch(request, range_bytes=range_bytes)
+
     def register(self, regions: Sequence[MemoryRegion]) -> None:
         """See Store."""
         self._inner.register(regions)
