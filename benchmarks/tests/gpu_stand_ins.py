@@ -163,6 +163,12 @@ class CpuStreams:
     def pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
+    def pin(self, address: int, size: int) -> None:
+        pass
+
+    def unpin(self, address: int) -> None:
+        pass
+
     def submit(self, direction: CopyDirection, work: Callable[[], None]) -> CpuCopy:
         del direction
         return CpuCopy(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -48,6 +49,8 @@ class CpuStreams:
     def __init__(self, *, lazy: bool, fail: str = "") -> None:
         self.device = torch.device("cpu")
         self.directions: list[CopyDirection] = []
+        self.pins: dict[int, int] = {}
+        self.buffers: list[torch.Tensor] = []
         self._lazy = lazy
         self._fail = fail
 
@@ -55,7 +58,14 @@ class CpuStreams:
         if self._fail == "pinned":
             msg = "cannot pin"
             raise RuntimeError(msg)
-        return torch.empty(size, dtype=torch.uint8)
+        self.buffers.append(torch.empty(size, dtype=torch.uint8))
+        return self.buffers[-1]
+
+    def pin(self, address: int, size: int) -> None:
+        self.pins[address] = size
+
+    def unpin(self, address: int) -> None:
+        del self.pins[address]
 
     def submit(self, direction: CopyDirection, work: Callable[[], None]) -> CpuCopy:
         self.directions.append(direction)
@@ -157,6 +167,49 @@ def test_b111_pages_of_tensors_pass_through_both_buffers_unchanged(
     assert torch.equal(pools.tensors["draft"], direct.tensors["draft"])
     assert torch.equal(pools.tensors["half"], direct.tensors["half"])
     assert set(streams.directions) == set(CopyDirection)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("buffer_bytes", [64, 104, 4096])
+def test_l13_pages_of_pinned_slots_do_not_pass_through_the_host_s_buffers(
+    *, lazy: bool, buffer_bytes: int
+) -> None:
+    direct, pools = Pools(), Pools()
+    streams = CpuStreams(lazy=lazy)
+    access = CudaAccess(
+        pools.group, staging_bytes=buffer_bytes * BUFFERS, streams=streams, pinned_run_bytes=1
+    )
+
+    for plan, reference in zip(pools.plans((6, 1, 3)), direct.plans((6, 1, 3)), strict=True):
+        host, array = host_slots(plan)
+        array[:] = np.random.default_rng(3).integers(0, 256, array.shape, dtype=np.uint8)
+        pin = access.pin_host(array.ctypes.data, array.size)
+        assert pin is not None
+        assert streams.pins == {array.ctypes.data: array.size}
+        for buffer in streams.buffers:
+            buffer.fill_(0xEE)
+        access.copy_in(plan, host)
+        HostAccess().copy_in(reference, host)
+        is_unused = all(bool((buffer == 0xEE).all()) for buffer in streams.buffers)
+        assert is_unused == plan.pages.contiguous
+        assert pin.release()
+
+    assert torch.equal(pools.storage, direct.storage)
+    assert torch.equal(pools.tensors["draft"], direct.tensors["draft"])
+    assert torch.equal(pools.tensors["half"], direct.tensors["half"])
+    assert streams.pins == {}
+
+
+def test_closing_the_access_unpins_what_the_host_has_not_released() -> None:
+    streams = CpuStreams(lazy=True)
+    access = CudaAccess(Pools().group, streams=streams)
+    pin = access.pin_host(4096, 8192)
+
+    access.close()
+
+    assert streams.pins == {}
+    assert pin is not None
+    assert pin.release()
 
 
 def test_l9_loads_and_offloads_use_streams_of_their_own() -> None:
@@ -374,6 +427,63 @@ def test_l5_cuda_work_that_fails_half_way_is_waited_for(fake_cuda: FakeCuda) -> 
         streams.submit(CopyDirection.LOAD, work)
 
     assert ("enqueued", "synchronize s0") in pairwise(fake_cuda.events)
+
+
+class FakeRuntime:
+    """What is used of the CUDA runtime, and who used it on which device."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+        self.calls: list[tuple[str, tuple[int, ...]]] = []
+        self.threads: set[int] = set()
+        self.devices: list[torch.device] = []
+
+    def _note(self, name: str, *arguments: int) -> int:
+        self.calls.append((name, arguments))
+        self.threads.add(threading.get_ident())
+        return self.answer
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        return self._note("register", address, size, flags)
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        return self._note("unregister", address)
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        self.devices.append(device)
+        yield
+
+
+@pytest.fixture(params=[0, 712])
+def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    fake = FakeRuntime(int(request.param))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
+    monkeypatch.setattr(torch.cuda, "device", fake.device)
+    return fake
+
+
+def test_cuda_pins_for_every_device_and_its_errors_stay_off_the_threads_that_launch_kernels(
+    fake_cuda: FakeCuda, runtime: FakeRuntime
+) -> None:
+    assert not fake_cuda.events
+    streams = CudaStreams(torch.device("cuda:1"))
+
+    questions: list[Callable[[], None]] = [
+        lambda: streams.pin(4096, 8192),
+        lambda: streams.unpin(4096),
+    ]
+
+    for ask in questions:
+        if runtime.answer:
+            with pytest.raises(RuntimeError, match="error 712 of the CUDA runtime"):
+                ask()
+        else:
+            ask()
+
+    assert runtime.calls == [("register", (4096, 8192, 1)), ("unregister", (4096,))]
+    assert threading.get_ident() not in runtime.threads
+    assert runtime.devices == [torch.device("cuda:1")] * 2
 
 
 def test_the_module_imports_no_torch() -> None:

@@ -142,6 +142,12 @@ class _NotedStreams:
         self.handed_out.append(buffer)
         return buffer
 
+    def pin(self, address: int, size: int) -> None:
+        self._streams.pin(address, size)
+
+    def unpin(self, address: int) -> None:
+        self._streams.unpin(address)
+
     def submit(self, direction: CopyDirection, work: Callable[[], None]) -> PendingCopy:
         return self._streams.submit(direction, work)
 

@@ -5,19 +5,26 @@ torch is imported by the functions that need it; the stream and event layer is s
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from kvlinker.cuda_streams import CopyDirection, CopyStreams, CudaStreams
+from kvlinker.device import HostObjects
 from kvlinker.errors import DeviceCopyError, StalePoolError, UnsupportedOperationError
+from kvlinker.pinning import HostPins
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.spans import MemoryRegion
+from kvlinker.staged_chunks import runs_of
 from kvlinker.staging import (
     BUFFERS,
     DEFAULT_STAGING_BYTES,
+    PINNED_RUN_BYTES,
     PendingCopy,
     StagedAccess,
     StagedChunk,
@@ -31,73 +38,6 @@ __all__ = ["CopyDirection", "CopyStreams", "CudaAccess", "CudaStreams", "DeviceS
 
 _WORDS = (8, 4, 2, 1)
 """Bytes of the integer types that rows are copied as; the widest that everything is a multiple of."""
-
-
-class CopyDirection(Enum):
-    """Each direction has a stream of its own, so that loads never wait for offloads."""
-
-    LOAD = "load"
-    OFFLOAD = "offload"
-
-
-class CopyStreams(Protocol):
-    """What is particular to a device: its streams, its events and its pinned memory."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device that all regions lie on."""
-        ...
-
-    def pinned(self, size: int) -> torch.Tensor:
-        """Return uint8 [size] of host memory that the device copies without the CPU."""
-        ...
-
-    def submit(self, direction: CopyDirection, work: Callable[[], None]) -> PendingCopy:
-        """Enqueue work on the direction's stream and return what to wait for."""
-        ...
-
-
-class _RecordedEvent:
-    """An event behind the work of one copy."""
-
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    def wait(self) -> None:
-        self._event.synchronize()
-
-
-class CudaStreams:
-    """Two streams of one CUDA device."""
-
-    def __init__(self, device: torch.device) -> None:
-        """Make the streams."""
-        import torch
-
-        self.device = device
-        self._streams = {direction: torch.cuda.Stream(device) for direction in CopyDirection}
-
-    def pinned(self, size: int) -> torch.Tensor:
-        """See CopyStreams."""
-        import torch
-
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
-    def submit(self, direction: CopyDirection, work: Callable[[], None]) -> PendingCopy:
-        """See CopyStreams."""
-        import torch
-
-        stream = self._streams[direction]
-        event = torch.cuda.Event(blocking=True)  # do not spin: the engine needs the core
-        with torch.cuda.stream(stream):
-            try:
-                work()
-            except BaseException:
-                # A part of it may be enqueued, and nobody would wait for that.
-                stream.synchronize()
-                raise
-            event.record(stream)
-        return _RecordedEvent(event)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +69,7 @@ class CudaAccess(StagedAccess[DeviceStagingBuffer]):
         *,
         staging_bytes: int = DEFAULT_STAGING_BYTES,
         streams: CopyStreams | None = None,
+        pinned_run_bytes: int = PINNED_RUN_BYTES,
     ) -> None:
         """Allocate the buffers, pinned on the host and as much on the device, and make the streams.
 
@@ -136,6 +77,7 @@ class CudaAccess(StagedAccess[DeviceStagingBuffer]):
             group: its regions' owners are tensors, which stay alive with it.
             staging_bytes: all buffers together, on either side.
             streams: the stream and event layer; CUDA's by default.
+            pinned_run_bytes: from pinned host memory, loads of shorter runs go through the buffers all the same.
 
         Raises:
             UnsupportedOperationError: a region is not on a CUDA device, not on the same one, or no tensor.
@@ -148,7 +90,12 @@ class CudaAccess(StagedAccess[DeviceStagingBuffer]):
         self._memory = tuple(_memory_of(region, self._streams.device) for region in regions)
         size = buffer_bytes_for(group, staging_bytes)
         try:
-            super().__init__(loads=self._pair(size), offloads=self._pair(size))
+            super().__init__(
+                loads=self._pair(size),
+                offloads=self._pair(size),
+                pins=HostPins(self._streams.pin, self._streams.unpin),
+                pinned_run_bytes=pinned_run_bytes,
+            )
         except RuntimeError as error:
             msg = (
                 f"no memory for {BUFFERS} staging buffers of {size} B on {self._streams.device} and pinned "
@@ -185,11 +132,26 @@ class CudaAccess(StagedAccess[DeviceStagingBuffer]):
         def scatter() -> None:
             used = chunk.used_bytes
             buffer.device[:used].copy_(buffer.host[:used], non_blocking=True)
-            index = self._index(chunk)
-            for rows, block in self._views(chunk, buffer):
-                rows.index_copy_(0, index, block)
+            self._scatter(chunk, buffer)
 
         return self._submit(CopyDirection.LOAD, chunk, scatter)
+
+    def start_pinned_scatter(
+        self, chunk: StagedChunk, buffer: DeviceStagingBuffer, host: HostObjects
+    ) -> PendingCopy:
+        """See StagedAccess."""
+
+        def scatter() -> None:
+            for place, slots in _pinned_runs(chunk, host):
+                buffer.device[place : place + slots.numel()].copy_(slots, non_blocking=True)
+            self._scatter(chunk, buffer)
+
+        return self._submit(CopyDirection.LOAD, chunk, scatter)
+
+    def _scatter(self, chunk: StagedChunk, buffer: DeviceStagingBuffer) -> None:
+        index = self._index(chunk)
+        for rows, block in self._views(chunk, buffer):
+            rows.index_copy_(0, index, block)
 
     def _submit(
         self, direction: CopyDirection, chunk: StagedChunk, work: Callable[[], None]
@@ -218,8 +180,11 @@ class CudaAccess(StagedAccess[DeviceStagingBuffer]):
             word = next(word for word in _WORDS if gcd % word == 0)
             shape = (int(spans.span_rows[i]) // rows, size // word)
             units = memory.words(word).as_strided(shape, (stride // word, 1), start // word)
-            block = _words(buffer.device, word)[place // word :][: count * shape[1]]
-            yield units, block.view(count, shape[1])
+            block = _words(buffer.device, word)[place // word :]
+            yield (
+                units,
+                block.as_strided((count, shape[1]), ((chunk.page_bytes or size) // word, 1)),
+            )
 
     def _memory_at(self, address: int) -> _DeviceMemory:
         return next(memory for memory in self._memory if memory.holds(address))
@@ -243,6 +208,27 @@ class _DeviceMemory:
 
     def words(self, word: int) -> torch.Tensor:
         return _words(self.content, word)
+
+
+def _pinned_runs(chunk: StagedChunk, host: HostObjects) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield where in the buffer each run of each page goes, and its bytes in the slots."""
+    import torch
+
+    spans, sizes = chunk.plan.spans, chunk.plan.range_bytes
+    starts = runs_of(spans, sizes)
+    lengths = np.add.reduceat(sizes, starts).tolist()
+    runs = list(
+        zip(chunk.places[starts].tolist(), spans.offset[starts].tolist(), lengths, strict=True)
+    )
+    size = host.span.rows * host.span.row_stride
+    # Between segments there may be nothing; of the tensor, only bytes of slots are used.
+    memory = (ctypes.c_uint8 * size).from_address(host.span.base_ptr)
+    slots = torch.frombuffer(memory, dtype=torch.uint8)
+    for page, slot in enumerate(host.slots.tolist()):
+        first = slot * host.span.row_stride - host.first_offset
+        for place, offset, length in runs:
+            start = first + offset
+            yield page * chunk.page_bytes + place, slots[start : start + length]
 
 
 def _words(content: torch.Tensor, word: int) -> torch.Tensor:

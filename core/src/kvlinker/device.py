@@ -29,6 +29,7 @@ __all__ = [
     "DeviceEvent",
     "HostAccess",
     "HostObjects",
+    "HostPin",
     "wait_for_events",
 ]
 
@@ -123,6 +124,17 @@ class HostObjects:
             raise ContractError(msg)
 
 
+class HostPin(ABC):
+    """Host memory that copies in take without a buffer between, until it is released."""
+
+    @abstractmethod
+    def release(self) -> bool:
+        """Wait for copies that use it and let go; True where it may be unmapped from now on. Idempotent.
+
+        The access's own close releases it too.
+        """
+
+
 class DeviceAccess(ABC):
     """Copies between pool memory and host slots, each finished when the call returns."""
 
@@ -148,6 +160,25 @@ class DeviceAccess(ABC):
             ContractError: plan and slots do not fit.
             TransferRevokedError: the transfer was taken back; nothing more is written.
         """
+
+    @property
+    def pins_host(self) -> bool:
+        """Whether pinned host memory spares a copy, so that `pin_host` is worth a call."""
+        return False
+
+    def pin_host(self, address: int, size: int) -> HostPin | None:  # noqa: ARG002  # nothing to pin for
+        """Pin host memory that stays mapped until the pin is released, so that the device copies it itself.
+
+        The same bytes are copied with and without. Bytes that are pinned already have their pin returned.
+
+        Args:
+            address: of whole pages of memory that belong to nobody else.
+            size: bytes.
+
+        Returns:
+            The pin; None where this cannot be, and copies go on as they did.
+        """
+        return None
 
     def close(self) -> None:  # noqa: B027  # an access that holds nothing has nothing to release
         """Release staging buffers and streams. Idempotent."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kvlinker.device import DeviceAccess, HostObjects
+from kvlinker.device import DeviceAccess, HostObjects, HostPin
 from kvlinker.errors import TransferRevokedError
 from kvlinker.plans import TransferPlan
 from kvlinker.staging import StagedAccess
@@ -108,6 +108,15 @@ class PermittedAccess(DeviceAccess):
     def tells_copied(self) -> bool:
         """See DeviceAccess."""
         return self._access.tells_copied
+
+    @property
+    def pins_host(self) -> bool:
+        """See DeviceAccess."""
+        return self._access.pins_host
+
+    def pin_host(self, address: int, size: int) -> HostPin | None:
+        """See DeviceAccess; the pin is the access's own and outlives this transfer."""
+        return self._access.pin_host(address, size)
 
     def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
         """See DeviceAccess."""

@@ -1,6 +1,7 @@
 """Staging moves pages between a device and host slots through a few bounded buffers that core owns.
 
 Two buffers a direction: the device copies one while the host copies the other. Loads never wait for offloads.
+A load from pinned host slots passes through the device's half of a buffer alone.
 """
 
 from __future__ import annotations
@@ -9,20 +10,31 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
-
-from kvlinker.description import IndexArray
-from kvlinker.device import DeviceAccess, HostAccess, HostObjects
-from kvlinker.errors import ContractError, DeviceCopyError, TransferRevokedError
-from kvlinker.plans import PreparedPages, SpanColumns, TransferPlan
+from kvlinker.device import DeviceAccess, HostAccess, HostObjects, HostPin
+from kvlinker.errors import (
+    DeviceCopyError,
+    TransferRevokedError,
+    UnsupportedOperationError,
+)
+from kvlinker.pinning import HostPins
+from kvlinker.plans import TransferPlan
 from kvlinker.pools import DevicePoolGroup
+from kvlinker.staged_chunks import (
+    BUFFERS,
+    StagedChunk,
+    chunks_of,
+    pinned_chunks_of,
+    runs_of,
+    too_small,
+)
 
 __all__ = [
     "BUFFERS",
     "DEFAULT_STAGING_BYTES",
+    "PINNED_RUN_BYTES",
     "PendingCopy",
     "StagedAccess",
     "StagedChunk",
@@ -33,8 +45,8 @@ __all__ = [
 
 DEFAULT_STAGING_BYTES = 64 << 20
 """All staging buffers of one access together."""
-BUFFERS = 4
-"""Two for each direction."""
+PINNED_RUN_BYTES = 64 << 10
+"""From this length on, a device asked for one range more costs less than the host's own copy of it."""
 
 
 class StagingBuffer(Protocol):
@@ -59,86 +71,6 @@ class PendingCopy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StagedChunk:
-    """The part of a plan that passes through one buffer at a time."""
-
-    plan: TransferPlan
-    """Device ranges: some pages over some spans."""
-    first_page: int
-    """Number of the chunk's first page within the whole plan."""
-    places: IndexArray
-    """[spans] where the span's block begins in the buffer: its ranges, page by page, without gaps."""
-    used_bytes: int
-    """Bytes of the buffer that the chunk fills."""
-
-    @property
-    def unit_rows(self) -> int:
-        """Pool rows that are copied as one: a page where pages are contiguous, else a single row."""
-        return self.plan.pages.page_rows if self.plan.pages.contiguous else 1
-
-    @property
-    def units(self) -> IndexArray:
-        """[units] which unit of every span is copied, in the order in which blocks hold them."""
-        pages = self.plan.pages
-        if pages.contiguous:
-            return pages.row // pages.page_rows
-        starts = np.cumsum(pages.rows) - pages.rows
-        return np.repeat(pages.row - starts, pages.rows) + np.arange(int(pages.rows.sum()))
-
-    def buffer_plan(self, address: int) -> TransferPlan:
-        """Return the plan of the same bytes of the same objects, as they lie in a buffer at `address`."""
-        spans, size, count = self.plan.spans, self.plan.range_bytes, self.plan.num_pages
-        columns = SpanColumns(
-            labels=spans.labels,
-            base=address + self.places,
-            stride=size,
-            row_bytes=size,
-            span_rows=np.full(len(size), count, dtype=np.int64),
-            offset=spans.offset,
-            part=spans.part,
-        )
-        pages = PreparedPages.of_starts(self.plan.pool, np.arange(count, dtype=np.int64), 1)
-        return TransferPlan(pages=pages, spans=columns, part_bytes=self.plan.part_bytes)
-
-
-def chunks_of(plan: TransferPlan, buffer_bytes: int) -> Iterator[StagedChunk]:
-    """Cut a plan into chunks that fit a buffer: as many pages as can be, then as many spans.
-
-    A device gathers all pages of a span at once, so that few spans a chunk means few launches.
-
-    Raises:
-        ContractError: one page of one span is longer than the buffer.
-    """
-    if not plan.num_pages or not len(plan.spans.base):
-        return
-    longest = int(plan.range_bytes.max())
-    if longest > buffer_bytes:
-        raise _too_small(plan.pool, longest, buffer_bytes)
-    count = min(plan.num_pages, buffer_bytes // longest)
-    for first in range(0, plan.num_pages, count):
-        pages = np.arange(first, min(first + count, plan.num_pages), dtype=np.int64)
-        selected = plan.pages.select(pages)
-        for columns, places, used in _span_groups(plan, len(pages), buffer_bytes):
-            part = TransferPlan(pages=selected, spans=columns, part_bytes=plan.part_bytes)
-            yield StagedChunk(plan=part, first_page=first, places=places, used_bytes=used)
-
-
-def _span_groups(
-    plan: TransferPlan, count: int, buffer_bytes: int
-) -> Iterator[tuple[SpanColumns, IndexArray, int]]:
-    """Yield spans that fit a buffer together, their places in it, and the bytes used."""
-    blocks = plan.range_bytes * count
-    start = 0
-    while start < len(blocks):
-        ends = np.cumsum(blocks[start:])
-        fitting = int(np.searchsorted(ends, buffer_bytes, "right"))
-        chosen = np.arange(start, start + fitting)
-        places = ends[:fitting] - blocks[chosen]
-        yield plan.spans.select(chosen), places, int(ends[fitting - 1])
-        start += fitting
-
-
 def buffer_bytes_for(group: DevicePoolGroup, staging_bytes: int) -> int:
     """Return the size of one buffer, a multiple of 8, when all of them together are bounded.
 
@@ -149,15 +81,8 @@ def buffer_bytes_for(group: DevicePoolGroup, staging_bytes: int) -> int:
     for entry in group.entries:
         longest = entry.page_rows * max(span.row_bytes for span in entry.spans)
         if longest > size:
-            raise _too_small(entry.name, longest, size)
+            raise too_small(entry.name, longest, size)
     return size
-
-
-def _too_small(pool: str, longest: int, size: int) -> ContractError:
-    return ContractError(
-        f"pool {pool!r}: a page of one span is {longest} B and a staging buffer {size} B; raise "
-        f"staging_bytes to at least {BUFFERS * (longest + 7)}"
-    )
 
 
 BufferT = TypeVar("BufferT", bound=StagingBuffer)
@@ -236,14 +161,23 @@ class StagedAccess(DeviceAccess, Generic[BufferT]):
     """
 
     def __init__(
-        self, *, loads: tuple[BufferT, BufferT], offloads: tuple[BufferT, BufferT]
+        self,
+        *,
+        loads: tuple[BufferT, BufferT],
+        offloads: tuple[BufferT, BufferT],
+        pins: HostPins | None = None,
+        pinned_run_bytes: int = PINNED_RUN_BYTES,
     ) -> None:
         """Own two buffers for each direction.
 
         Args:
             loads: for copies to the device.
             offloads: for copies from the device.
+            pins: what pins host memory for loads; None for an access that cannot.
+            pinned_run_bytes: loads of shorter runs, on average, go through buffers all the same.
         """
+        self._pins = pins
+        self._pinned_run_bytes = pinned_run_bytes
         self._loads = _Lane(loads)
         self._offloads = _Lane(offloads)
         self._host = HostAccess()
@@ -262,6 +196,32 @@ class StagedAccess(DeviceAccess, Generic[BufferT]):
     @abstractmethod
     def start_scatter(self, chunk: StagedChunk, buffer: BufferT) -> PendingCopy:
         """Begin to copy the buffer's blocks to the chunk's device ranges."""
+
+    def start_pinned_scatter(
+        self, chunk: StagedChunk, buffer: BufferT, host: HostObjects
+    ) -> PendingCopy:
+        """Begin to copy the chunk's ranges from pinned host slots, by way of the device's half of the buffer.
+
+        Raises:
+            UnsupportedOperationError: this access pins nothing.
+        """
+        msg = (
+            f"pool {chunk.plan.pool!r}: {type(self).__name__} does not copy {len(host.slots)} pinned slots by way "
+            f"of {buffer.size_bytes} B"
+        )
+        raise UnsupportedOperationError(msg)
+
+    @property
+    def pins_host(self) -> bool:
+        """See DeviceAccess."""
+        return self._pins is not None
+
+    def pin_host(self, address: int, size: int) -> HostPin | None:
+        """See DeviceAccess; copies out go through buffers all the same.
+
+        What a failed copy may still write must never be a slot that was given to somebody else.
+        """
+        return None if self._pins is None else self._pins.pin(address, size)
 
     def copy_out(
         self, plan: TransferPlan, host: HostObjects, *, check: Callable[[], None] = _never
@@ -303,13 +263,33 @@ class StagedAccess(DeviceAccess, Generic[BufferT]):
         """
         host.check(plan)
         lane = self._loads
-        with lane.use(plan.pool):
-            for turn, chunk in enumerate(chunks_of(plan, lane.buffer_bytes)):
-                buffer = lane.buffer(turn)
+        # The slots stay pinned until the lane was drained.
+        with self._using_pinned(plan, host) as is_pinned, lane.use(plan.pool):
+            cut = pinned_chunks_of if is_pinned else chunks_of
+            for turn, chunk in enumerate(cut(plan, lane.buffer_bytes)):
+                buffer, slots = lane.buffer(turn), _slots(host, chunk)
                 lane.wait(turn)
-                self._host.copy_in(chunk.buffer_plan(buffer.address), _slots(host, chunk))
+                if not is_pinned:
+                    self._host.copy_in(chunk.buffer_plan(buffer.address), slots)
                 self._check(plan, check)
-                lane.put(turn, self.start_scatter(chunk, buffer))
+                if is_pinned:
+                    lane.put(turn, self.start_pinned_scatter(chunk, buffer, slots))
+                else:
+                    lane.put(turn, self.start_scatter(chunk, buffer))
+
+    @contextmanager
+    def _using_pinned(self, plan: TransferPlan, host: HostObjects) -> Iterator[bool]:
+        """Keep the slots pinned that a plan reads; False where they are not, or where it would not be worth it."""
+        sizes, offsets = plan.range_bytes, plan.spans.offset
+        is_able = self._pins is not None and plan.pages.contiguous and plan.num_pages and len(sizes)
+        runs = len(runs_of(plan.spans, sizes)) if is_able else 0
+        if self._pins is None or not runs or sizes.sum() < self._pinned_run_bytes * runs:
+            yield False
+            return
+        low, high = int(offsets.min()), int((offsets + sizes).max())
+        first = host.span.base_ptr + low - host.first_offset
+        with self._pins.using(first + host.slots * host.span.row_stride, high - low) as is_pinned:
+            yield is_pinned
 
     def _check(self, plan: TransferPlan, check: Callable[[], None]) -> None:
         if self._closed:
@@ -322,6 +302,8 @@ class StagedAccess(DeviceAccess, Generic[BufferT]):
         self._closed = True
         for lane in (self._loads, self._offloads):
             lane.retire()
+        if self._pins is not None:
+            self._pins.close()
 
 
 def _slots(host: HostObjects, chunk: StagedChunk) -> HostObjects:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import bisect
+import ctypes
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
-from kvlinker.device import DeviceAccess, HostAccess
+from kvlinker.device import DeviceAccess, HostAccess, HostObjects
 from kvlinker.errors import ContractError
+from kvlinker.pinning import HostPins
 from kvlinker.spans import BufferSpan, MemoryKind, MemoryRegion
-from kvlinker.staging import BUFFERS, PendingCopy, StagedAccess, StagedChunk
+from kvlinker.staged_chunks import BUFFERS, StagedChunk, runs_of
+from kvlinker.staging import PINNED_RUN_BYTES, PendingCopy, StagedAccess
 
 __all__ = [
     "OPAQUE_BASE",
@@ -265,6 +269,8 @@ class OpaqueAccess(StagedAccess[HostStagingBuffer]):
         staging_bytes: int = 1 << 16,
         timing: CopyTiming = CopyTiming.AT_WAIT,
         seed: int = 0,
+        pins: HostPins | None = None,
+        pinned_run_bytes: int = PINNED_RUN_BYTES,
     ) -> None:
         """Make the buffers.
 
@@ -273,9 +279,18 @@ class OpaqueAccess(StagedAccess[HostStagingBuffer]):
             staging_bytes: all buffers together.
             timing: when copies run between their start and the wait for them.
             seed: of the choices of `CopyTiming.EITHER`.
+            pins: what pins host memory; None for a device that cannot.
+            pinned_run_bytes: loads of shorter runs go through buffers all the same.
         """
         size = staging_bytes // BUFFERS
-        super().__init__(loads=_buffers(size), offloads=_buffers(size))
+        super().__init__(
+            loads=_buffers(size),
+            offloads=_buffers(size),
+            pins=pins,
+            pinned_run_bytes=pinned_run_bytes,
+        )
+        self.pinned_copies = 0
+        """Copies that were started from pinned slots."""
         self._memory = memory
         self._timing = timing
         self._random = random.Random(seed)  # noqa: S311 - chooses timings, not secrets
@@ -298,6 +313,19 @@ class OpaqueAccess(StagedAccess[HostStagingBuffer]):
     def start_scatter(self, chunk: StagedChunk, buffer: HostStagingBuffer) -> PendingCopy:
         """See StagedAccess."""
         return self._start(lambda: self._scatter(chunk, buffer))
+
+    def start_pinned_scatter(
+        self, chunk: StagedChunk, buffer: HostStagingBuffer, host: HostObjects
+    ) -> PendingCopy:
+        """See StagedAccess; the slots are read when the device chooses to copy."""
+        self.pinned_copies += 1
+
+        def copy() -> None:
+            for place, content in _pinned_runs(chunk, host):
+                buffer.array[place : place + len(content)] = content
+            self._scatter(chunk, buffer)
+
+        return self._start(copy)
 
     def _start(self, copy: Callable[[], None]) -> PendingCopy:
         now = self._timing is CopyTiming.AT_START
@@ -328,6 +356,20 @@ def _blocks(chunk: StagedChunk, buffer: HostStagingBuffer) -> list[tuple[IndexAr
     for i, place in enumerate(chunk.places.tolist()):
         size = int(spans.row_bytes[i]) * rows
         addresses = spans.base[i] + units * (spans.stride[i] * rows)
-        block = buffer.array[place : place + len(units) * size].reshape(len(units), size)
+        strides = (chunk.page_bytes or size, 1)
+        block = as_strided(buffer.array[place:], (len(units), size), strides)
         found.append((addresses, block))
     return found
+
+
+def _pinned_runs(chunk: StagedChunk, host: HostObjects) -> Iterator[tuple[int, _Bytes]]:
+    """Yield where in the buffer each run of each page goes, and what the slots hold there now."""
+    spans, sizes, span = chunk.plan.spans, chunk.plan.range_bytes, host.span
+    starts = runs_of(spans, sizes)
+    lengths = np.add.reduceat(sizes, starts).tolist()
+    for page, slot in enumerate(host.slots.tolist()):
+        first = span.base_ptr + slot * span.row_stride - host.first_offset
+        for start, length in zip(starts.tolist(), lengths, strict=True):
+            content = ctypes.string_at(first + int(spans.offset[start]), length)
+            place = page * chunk.page_bytes + int(chunk.places[start])
+            yield place, np.frombuffer(content, dtype=np.uint8)
