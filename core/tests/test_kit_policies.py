@@ -6,12 +6,15 @@ import pytest
 from offered_twice import OfferedTwice
 
 from kvlinker.errors import StoreError
+from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import ObjectKey, Store
 from kvlinker.stores.admitting import AdmittingStore
 from kvlinker.stores.expiring import ExpiringStore
+from kvlinker.stores.pinned import PinningStore
 from kvlinker.stores.quota import QuotaStore
 from kvlinker.stores.retrying import RetryingStore
 from kvlinker.testing import Call, FaultStore, MemoryStore, Raise, Rule
+from kvlinker.testing.shelves import object_keys
 from kvlinker.testing.stores import Damage, OpenStore, StoreTests
 
 CAPACITY = 32 << 10
@@ -77,3 +80,11 @@ class TestRetryingStoreAroundOneThatFails(PolicyTests):
             for call in calls
         ]
         return RetryingStore(FaultStore(store, rules), first_seconds=0.0001, share=1.0)
+
+
+class TestPinningStore(PolicyTests):
+    """Everything that the tests write is wanted, and a twelfth of what fits is pinned."""
+
+    def wrapped(self, store: Store) -> Store:
+        namespace = object_keys(1)[0][:NAMESPACE_BYTES]
+        return PinningStore(store, max_bytes=CAPACITY // 12, namespaces=[namespace], uses=5)

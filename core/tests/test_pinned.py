@@ -1,0 +1,252 @@
+"""Pins: chosen objects stay while others come and go, up to a number of bytes, and no longer than their process."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from kvlinker.errors import ContractError, StoreError
+from kvlinker.keys import NAMESPACE_BYTES
+from kvlinker.store import ObjectKey, ReadStatus
+from kvlinker.stores.pinned import PinningStore
+from kvlinker.testing import Call, FaultStore, MemoryStore, Raise, Rule
+from kvlinker.testing.shelves import Shelf, object_keys
+
+OK, MISS = ReadStatus.OK, ReadStatus.MISS
+PAGE = 640
+MINE = object_keys(1)[0][:NAMESPACE_BYTES]
+LIMIT_SECONDS = 60.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def crowd(shelf: Shelf, chain: str = "crowd") -> None:
+    """Write several times what fits, of a namespace that nobody pins."""
+    for key in object_keys(40, model="crowd", chain=chain):
+        shelf.write([key])
+
+
+def pinning(
+    inner: MemoryStore | FaultStore,
+    *,
+    pages: int = 4,
+    named: bool = False,
+    uses: int | None = None,
+    seconds: float = 600.0,
+) -> PinningStore:
+    return PinningStore(
+        inner,
+        max_bytes=pages * PAGE,
+        namespaces=[MINE] if named else [],
+        uses=uses,
+        lease_seconds=seconds,
+    )
+
+
+@pytest.fixture
+def inner() -> MemoryStore:
+    return MemoryStore(capacity_bytes=10 * PAGE)
+
+
+def test_objects_of_a_named_namespace_stay_when_they_are_written(inner: MemoryStore) -> None:
+    store = pinning(inner, named=True)
+    shelf, keys = Shelf(store), object_keys(3)
+    shelf.stock(keys)
+
+    crowd(shelf)
+
+    assert shelf.read(keys) == (OK,) * 3
+    assert store.pinned_bytes == 3 * PAGE
+    assert store.stats().counters["pinned"] == 3
+    store.close()
+
+
+def test_objects_that_lay_there_before_stay_from_their_first_read_on(inner: MemoryStore) -> None:
+    keys = object_keys(3)
+    Shelf(inner).stock(keys)
+    store = pinning(inner, named=True)
+    shelf = Shelf(store)
+
+    assert shelf.read(keys[:2]) == (OK, OK)
+    crowd(shelf)
+
+    assert shelf.read(keys) == (OK, OK, MISS)
+    store.close()
+
+
+def test_objects_that_are_used_often_stay(inner: MemoryStore) -> None:
+    store = pinning(inner, uses=3)
+    shelf, keys = Shelf(store), object_keys(2)
+    shelf.stock(keys)
+    for _ in range(2):
+        shelf.read(keys)
+    assert store.pinned_bytes == 0
+    shelf.read(keys[:1])
+
+    crowd(shelf)
+
+    assert shelf.read(keys) == (OK, MISS)
+    store.close()
+
+
+def test_over_the_cap_nothing_is_pinned_and_it_is_counted(inner: MemoryStore) -> None:
+    store = pinning(inner, pages=2, named=True)
+    shelf, keys = Shelf(store), object_keys(5)
+    shelf.stock(keys)
+
+    crowd(shelf)
+
+    assert shelf.read(keys) == (OK, OK, MISS, MISS, MISS)
+    counters = store.stats().counters
+    assert (counters["pinned"], counters["pin_refused"]) == (2, 6)
+    assert store.pinned_bytes == 2 * PAGE
+    store.close()
+
+
+def test_objects_can_be_pinned_and_unpinned_by_key(inner: MemoryStore) -> None:
+    store = pinning(inner)
+    shelf, keys, absent = Shelf(store), object_keys(2), object_keys(1, chain="absent")
+    shelf.stock(keys)
+
+    pinned = store.pin([*absent, *keys, keys[0]], object_bytes=PAGE)
+    again = store.pin(keys, object_bytes=PAGE)
+    crowd(shelf)
+    stayed = shelf.read(keys)
+    unpinned = store.unpin([keys[0], *absent])
+    crowd(shelf, chain="more")
+
+    assert (pinned, again, stayed, unpinned) == (2, 0, (OK, OK), 1)
+    assert shelf.read(keys) == (MISS, OK)
+    assert store.pinned_bytes == PAGE
+    store.close()
+
+
+def test_pinned_objects_can_be_deleted_and_make_room_for_other_pins(inner: MemoryStore) -> None:
+    store = pinning(inner, pages=2, named=True)
+    shelf = Shelf(store)
+    first, second = object_keys(2), object_keys(2, chain="second")
+    shelf.stock(first)
+
+    assert store.delete(first) == (True, True)
+    shelf.stock(second)
+    crowd(shelf)
+
+    assert shelf.read([*first, *second]) == (MISS, MISS, OK, OK)
+    assert store.clear(MINE) == 2
+    assert store.pinned_bytes == 0
+    store.close()
+
+
+def test_leases_are_renewed_before_they_end_and_end_with_the_store(inner: MemoryStore) -> None:
+    store = pinning(inner, named=True, seconds=0.3)
+    shelf, keys = Shelf(store), object_keys(2)
+    shelf.stock(keys)
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        crowd(shelf)
+        assert inner.exists(keys) == (True, True)
+
+    store.unpin(keys)
+
+    crowd(shelf)
+    assert inner.exists(keys) == (False, False)
+    store.close()
+
+
+def test_a_process_that_is_gone_pins_nothing_once_its_leases_have_ended(
+    inner: MemoryStore,
+) -> None:
+    store = pinning(inner, named=True, seconds=0.05)
+    Shelf(store).stock(object_keys(2))
+    dead = weakref.ref(store)
+
+    del store
+    gc.collect()
+
+    assert dead() is None
+    until(lambda: inner.kept() == 0)
+
+
+def test_what_another_process_deleted_is_lost_and_its_room_is_free_again(
+    inner: MemoryStore,
+) -> None:
+    store = pinning(inner, pages=2, named=True, seconds=0.03)
+    shelf, keys = Shelf(store), object_keys(2)
+    shelf.stock(keys)
+
+    inner.delete(keys)
+
+    until(lambda: store.pinned_bytes == 0)
+    assert store.stats().counters["pin_lost"] == 2
+    store.close()
+
+
+def test_a_hold_that_fails_fails_no_write_and_no_read(inner: MemoryStore) -> None:
+    faulty = FaultStore(
+        inner, [Rule(call=Call.HOLD, fault=Raise(error=StoreError("no holds now")), times=2)]
+    )
+    store = pinning(faulty, named=True)
+    shelf, keys = Shelf(store), object_keys(2)
+
+    shelf.stock(keys)
+    assert shelf.read(keys) == (OK, OK)
+
+    assert store.stats().counters["pin_failed"] == 4
+    assert store.pinned_bytes == 0
+    assert shelf.read(keys) == (OK, OK)
+    assert store.pinned_bytes == 2 * PAGE
+    store.close()
+
+
+def test_a_renewal_that_fails_keeps_the_leases_and_is_tried_again(inner: MemoryStore) -> None:
+    rules = [Rule(call=Call.HOLD, fault=Raise(error=StoreError("no holds now")), first=2, times=1)]
+    faulty = FaultStore(inner, rules)
+    store = pinning(faulty, named=True, seconds=0.6)
+    shelf, keys = Shelf(store), object_keys(2)
+    shelf.stock(keys)
+
+    until(lambda: faulty.count(Call.HOLD) >= 3)
+
+    assert store.stats().counters["pin_failed"] == 2
+    assert store.pinned_bytes == 2 * PAGE
+    assert inner.exists(keys) == (True, True)
+    store.close()
+
+
+def test_a_store_without_leases_is_refused_with_the_reason() -> None:
+    with pytest.raises(ContractError, match="MemoryStore has no leases"):
+        pinning(MemoryStore(leases=False))
+
+
+def test_pins_that_leave_too_little_room_are_refused(inner: MemoryStore) -> None:
+    with pytest.raises(ContractError, match="at most 4800 B, three quarters"):
+        pinning(inner, pages=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_bytes", 0),
+        ("uses", 0),
+        ("uses", True),
+        ("lease_seconds", 0.0),
+        ("lease_seconds", float("nan")),
+        ("namespaces", [b"short"]),
+    ],
+)
+def test_a_value_that_is_none_is_refused_by_name(
+    inner: MemoryStore, name: str, value: list[ObjectKey]
+) -> None:
+    options: dict[str, object] = {"max_bytes": PAGE, name: value}
+
+    with pytest.raises(ContractError, match=f"{name}|a namespace has 12 bytes, got 5"):
+        PinningStore(inner, **options)  # type: ignore[arg-type]  # as the test has them
