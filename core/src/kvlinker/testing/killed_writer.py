@@ -46,6 +46,9 @@ class KillMoment(Enum):
     """The write has answered, and the store was never closed."""
 
 
+_IN_COPIES = frozenset({KillMoment.BEFORE_COPY, KillMoment.HALF_COPIED})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KilledWriter:
     """What a killed writer had done."""
@@ -108,7 +111,10 @@ def write_and_die(module: str, options: str, moment: str) -> None:
         shelf.stock(group_keys(number))
         _say(number)
     keys = group_keys(_GROUPS_BEFORE)
-    match KillMoment(moment):
+    when = KillMoment(moment)
+    if store.capabilities.device_memory and when in _IN_COPIES:
+        when = KillMoment.BEFORE_PUBLISH  # no copy of such a store goes through the access
+    match when:
         case KillMoment.BEFORE_COPY:
             shelf.write(keys, memory=_DyingAccess(shelf.access, copies=False))
         case KillMoment.HALF_COPIED:

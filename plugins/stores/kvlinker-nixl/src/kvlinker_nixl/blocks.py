@@ -1,0 +1,146 @@
+"""Blocks of host memory are registered with an agent and used again: headers and staged pages go through them."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlinker_nixl.agents import Agent, Memory, Registration, Transfer
+
+__all__ = ["Block", "Blocks"]
+
+_KEPT = 3
+_MIN_BYTES = 1 << 16
+_POLL_SECONDS = 0.005
+
+
+class Block:
+    """Some registered memory, which begins on a page."""
+
+    def __init__(self, agent: Agent, size: int) -> None:
+        """Make and register it.
+
+        Raises:
+            StoreError: the client refuses.
+        """
+        self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+        self.address = int(self.memory.ctypes.data)
+        self._registration: Registration = agent.register(
+            [(self.address, size, 0, "")], Memory.HOST
+        )
+        self.is_late = False
+        """Whether a transfer may still touch it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.memory.nbytes
+
+    def rows(self, count: int, row_bytes: int) -> NDArray[np.uint8]:
+        """Return its beginning as rows: uint8 [count, row_bytes]."""
+        return self.memory[: count * row_bytes].reshape(count, row_bytes)
+
+    def release(self) -> None:
+        """Take the registration back; the memory goes with the last view of it."""
+        self._registration.release()
+
+
+class Blocks:
+    """Blocks that nobody uses now, and those that a late transfer may still touch."""
+
+    def __init__(self, agent: Agent, max_bytes: int) -> None:
+        """Keep no block that is longer."""
+        self._agent = agent
+        self._max = max_bytes
+        self._lock = threading.Lock()
+        self._free: list[Block] = []
+        self._late: list[tuple[Transfer, Block]] = []
+        self._is_closed = False
+
+    @contextmanager
+    def borrow(self, size: int) -> Iterator[Block]:
+        """Lend a block of at least so many bytes, with anything in it; a late transfer keeps it longer.
+
+        Raises:
+            StoreError: a new one cannot be registered.
+        """
+        block = self.take(size)
+        try:
+            yield block
+        finally:
+            if not block.is_late:
+                self.give(block)
+
+    def take(self, size: int) -> Block:
+        """Return a block of at least so many bytes, with anything in it.
+
+        Raises:
+            StoreError: a new one cannot be registered.
+        """
+        self.sweep()
+        with self._lock:
+            for at, block in enumerate(self._free):
+                if block.size >= size:
+                    return self._free.pop(at)
+        return Block(self._agent, max(_MIN_BYTES, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE))
+
+    def give(self, block: Block) -> None:
+        """Let a block be taken again; the longest ones are kept."""
+        with self._lock:
+            if self._is_closed or block.size > self._max:
+                left = [block]
+            else:
+                self._free = sorted([*self._free, block], key=lambda one: one.size)
+                left, self._free = self._free[:-_KEPT], self._free[-_KEPT:]
+        for one in left:
+            one.release()
+
+    def keep_until_over(self, transfer: Transfer, block: Block) -> None:
+        """Take over a block that a transfer may touch, for as long as it may."""
+        block.is_late = True
+        with self._lock:
+            self._late.append((transfer, block))
+
+    def sweep(self) -> int:
+        """Let go of what late transfers are done with; return how many are left."""
+        with self._lock:
+            over = [one for one in self._late if one[0].has_ended()]
+            self._late = [one for one in self._late if one not in over]
+            left = len(self._late)
+        for transfer, block in over:
+            transfer.release()
+            block.is_late = False
+            self.give(block)
+        return left
+
+    def close(self, *, seconds: float) -> bool:
+        """Release every block. Idempotent.
+
+        Args:
+            seconds: how long late transfers are waited for; a thread goes on to wait where that is not enough.
+
+        Returns:
+            Whether none is left.
+        """
+        end = time.monotonic() + seconds
+        while self.sweep() and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+        with self._lock:
+            was_open, self._is_closed = not self._is_closed, True
+            free, self._free = self._free, []
+            is_late = bool(self._late)
+        for block in free:
+            block.release()
+        if is_late and was_open:
+            threading.Thread(target=self._wait, name="kvlinker-nixl-late", daemon=True).start()
+        return not is_late
+
+    def _wait(self) -> None:
+        while self.sweep():
+            time.sleep(_POLL_SECONDS * 20)

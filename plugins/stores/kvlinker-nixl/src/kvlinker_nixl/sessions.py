@@ -1,0 +1,250 @@
+"""A read session pins its objects, checks their headers once, and all checksums before it says that bytes are right."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlinker.description import IndexArray
+from kvlinker.device import DeviceAccess, HostObjects
+from kvlinker.errors import ContractError, StoreClosedError
+from kvlinker.framed_objects import (
+    FoundObjects,
+    Piece,
+    WantedObjects,
+    are_ranges_right,
+    cut_plan,
+    sort_values,
+)
+from kvlinker.named_values import parts_of
+from kvlinker.plans import TransferPlan
+from kvlinker.spans import BufferSpan
+from kvlinker.store import ReadRequest, ReadSession, ReadStatus
+from kvlinker_nixl.agents import Operation
+from kvlinker_nixl.depots import ABSENT
+from kvlinker_nixl.moving import descriptors
+from kvlinker_nixl.pool_memory import pool_descriptors, range_numbers, range_sums
+from kvlinker_nixl.space import round_up
+from kvlinker_nixl.state import SlotState, checksum
+
+__all__ = ["SlotReadSession"]
+
+_OK, _MISS, _CORRUPT, _FAILED = range(4)
+_STATUSES = (ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT, ReadStatus.FAILED)
+
+
+class SlotReadSession(ReadSession):
+    """Objects that were there when it was opened, whose bytes stay until it is closed and its last read is over."""
+
+    def __init__(self, state: SlotState, request: ReadRequest) -> None:
+        """Pin the objects."""
+        self._state = state
+        self._wanted = WantedObjects(
+            keys=request.keys, object_bytes=request.object_bytes, fingerprint=request.fingerprint
+        )
+        self._lock = threading.Lock()
+        self._reads = 0
+        self._is_closed = False
+        self._parts: Sequence[FoundObjects] | None = None
+        self._pins = state.depot.pin(request.keys, request.object_bytes)
+        self._status = np.where(self._pins.offsets == ABSENT, _MISS, _OK)
+        state.count("missed", int((self._status == _MISS).sum()))
+
+    def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
+        """See ReadSession.
+
+        Raises:
+            StoreError: bytes cannot be moved; nobody knows which were.
+        """
+        self._state.reads.check_open()
+        with self._reading(plan):
+            for part in self._checked_parts():
+                for numbers in part.alike():
+                    self._read_part(part, numbers, plan, memory)
+            return tuple(map(_STATUSES.__getitem__, self._status.tolist()))
+
+    @contextmanager
+    def _reading(self, plan: TransferPlan) -> Iterator[None]:
+        """Keep the objects pinned for the length of a read, whoever closes the session meanwhile."""
+        self._check(plan)
+        with self._lock:
+            if self._is_closed:
+                msg = f"pool {plan.pool!r}: this read session was closed; open another"
+                raise StoreClosedError(msg)
+            self._reads += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reads -= 1
+                is_last = self._is_closed and not self._reads
+            if is_last:
+                self._state.depot.unpin(self._pins)
+
+    def _check(self, plan: TransferPlan) -> None:
+        keys, size = len(self._wanted.keys), self._wanted.object_bytes
+        if plan.num_pages != keys or plan.object_bytes != size:
+            msg = (
+                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
+                f"does not fit a request of {keys} objects of {size} B"
+            )
+            raise ContractError(msg)
+
+    def close(self) -> None:
+        """See ReadSession."""
+        with self._lock:
+            was_open, self._is_closed = not self._is_closed, True
+            is_idle = was_open and not self._reads
+        if is_idle:
+            self._state.depot.unpin(self._pins)
+
+    # ---- headers ------------------------------------------------------------------------------
+
+    def _checked_parts(self) -> Sequence[FoundObjects]:
+        with self._lock:
+            if self._parts is None:
+                self._parts = self._look()
+            return self._parts
+
+    def _look(self) -> Sequence[FoundObjects]:
+        """Read the headers of all objects, and tell what they are."""
+        pins = self._pins
+        beginnings: list[bytes | None] = [None] * len(pins.offsets)
+        there = pins.offsets != ABSENT
+        for size in np.unique(pins.header_bytes[there]).tolist():
+            positions = np.flatnonzero(there & (pins.header_bytes == size))
+            for at, raw in zip(positions.tolist(), self._headers(positions, size), strict=True):
+                beginnings[at] = raw
+        lengths = (pins.header_bytes + self._wanted.object_bytes).tolist()
+        look = sort_values(self._wanted, beginnings, lengths, checksum=checksum)
+        self._fail(np.array(look.others, dtype=np.int64), _MISS)
+        self._fail(np.array(look.damaged, dtype=np.int64), _CORRUPT)
+        return look.parts
+
+    def _headers(self, positions: IndexArray, size: int) -> Iterator[bytes]:
+        """Yield the headers of objects whose headers are equally long."""
+        row_bytes = round_up(size, self._state.alignment)
+        each = max(1, self._state.reads.limits.call_bytes // row_bytes)
+        for part in parts_of(len(positions), each):
+            offsets = self._pins.offsets[positions[part]]
+            with self._fetched(offsets, row_bytes) as rows:
+                yield from [row[:size].tobytes() for row in rows]
+
+    @contextmanager
+    def _fetched(self, offsets: IndexArray, row_bytes: int) -> Iterator[NDArray[np.uint8]]:
+        """Read as many bytes at each offset of the space: uint8 [offsets, row_bytes], for the length of a block."""
+        target, line = self._pins.target, self._state.reads
+        with line.blocks.borrow(len(offsets) * row_bytes) as block:
+            addresses = block.address + np.arange(len(offsets), dtype=np.int64) * row_bytes
+            line.move(
+                Operation.READ,
+                descriptors(addresses, row_bytes, 0),
+                descriptors(offsets, row_bytes, target.device),
+                target,
+                block=block,
+            )
+            yield block.rows(len(offsets), row_bytes)
+
+    def _fail(self, positions: IndexArray, status: int) -> None:
+        """Drop objects that are not what they should be, unless their places are others' by now."""
+        bad = positions[self._status[positions] == _OK]
+        if not len(bad):
+            return
+        if not self._state.depot.is_current(self._pins):
+            self._status[bad] = _MISS
+            self._state.count("vanished", len(bad))
+            return
+        self._status[bad] = status
+        self._state.count("corrupt" if status == _CORRUPT else "foreign", len(bad))
+        self._state.depot.drop(self._pins, self._wanted.keys, bad.tolist())
+
+    # ---- payload ------------------------------------------------------------------------------
+
+    def _read_part(
+        self, part: FoundObjects, numbers: IndexArray, plan: TransferPlan, memory: DeviceAccess
+    ) -> None:
+        """Read what a plan needs of some objects of a part, whose tables of ranges are the same."""
+        good = numbers[self._status[part.positions[numbers]] == _OK]
+        if not len(good) or not len(plan.spans.base):
+            return
+        ranges = range_numbers(part.headers, int(good[0]), plan)
+        if self._state.is_staged or ranges is None:
+            self._read_staged(part, good, plan, memory)
+        else:
+            self._read_direct(part, good, ranges, plan)
+
+    def _read_direct(
+        self, part: FoundObjects, numbers: IndexArray, ranges: IndexArray, plan: TransferPlan
+    ) -> None:
+        """Let the bytes land in pool memory, and compare them there; what is wrong there is not reported as right."""
+        positions = part.positions[numbers]
+        chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
+        starts = self._pins.offsets[positions] + part.header_bytes
+        target = self._pins.target
+        memory, local, remote = pool_descriptors(chosen, starts, target)
+        self._state.reads.move(Operation.READ, local, remote, target, memory=memory)
+        if not self._state.has_checksums:
+            return
+        expected = part.headers.checksums[numbers[:, None], ranges]
+        is_right = (range_sums(chosen) == expected).all(axis=1)
+        self._fail(positions[~is_right], _CORRUPT)
+
+    def _read_staged(
+        self, part: FoundObjects, numbers: IndexArray, plan: TransferPlan, memory: DeviceAccess
+    ) -> None:
+        """Read into host memory, compare, and copy what is right."""
+        limit = self._state.reads.limits.call_bytes
+        for piece in cut_plan(part.headers, int(numbers[0]), plan, limit):
+            good = numbers[self._status[part.positions[numbers]] == _OK]
+            each = max(1, limit // (piece.size + 2 * self._state.alignment))
+            for chosen in parts_of(len(good), each):
+                self._read_piece(part, good[chosen], piece, memory)
+
+    def _read_piece(
+        self, part: FoundObjects, numbers: IndexArray, piece: Piece, memory: DeviceAccess
+    ) -> None:
+        positions = part.positions[numbers]
+        first = part.header_bytes + piece.start
+        lead = first % self._state.alignment
+        row_bytes = round_up(lead + piece.size, self._state.alignment)
+        offsets = self._pins.offsets[positions] + first - lead
+        with self._fetched(offsets, row_bytes) as rows:
+            is_right = np.array(
+                [
+                    self._is_right(part, number, piece, row[lead : lead + piece.size].data)
+                    for number, row in zip(numbers.tolist(), rows, strict=True)
+                ]
+            )
+            if is_right.any():
+                _copy_in(piece, positions[is_right], rows, lead, np.flatnonzero(is_right), memory)
+        self._fail(positions[~is_right], _CORRUPT)
+
+    def _is_right(self, part: FoundObjects, number: int, piece: Piece, view: memoryview) -> bool:
+        if not self._state.has_checksums:
+            return len(view) == piece.size
+        return are_ranges_right(part.headers, number, piece, view, checksum=checksum)
+
+
+def _copy_in(
+    piece: Piece,
+    positions: IndexArray,
+    rows: NDArray[np.uint8],
+    lead: int,
+    slots: IndexArray,
+    memory: DeviceAccess,
+) -> None:
+    """Copy a piece of some objects, which lies in some of the rows behind `lead` bytes, into the pools."""
+    span = BufferSpan(
+        base_ptr=rows.ctypes.data,
+        rows=len(rows),
+        row_bytes=rows.shape[1],
+        row_stride=rows.shape[1],
+        label="slots",
+    )
+    plan = piece.plan
+    selected = plan if len(positions) == plan.num_pages else plan.select(positions)
+    memory.copy_in(selected, HostObjects(span=span, slots=slots, first_offset=piece.start - lead))

@@ -1,0 +1,79 @@
+"""The state of an open store whose objects lie in slots: its depot, its two lines, and counters."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping
+
+import xxhash
+
+from kvlinker_nixl.depots import Depot
+from kvlinker_nixl.moving import Line
+
+__all__ = ["SlotState", "checksum"]
+
+_log = logging.getLogger(__name__)
+
+
+def checksum(data: memoryview) -> int:
+    """Return the XXH3 checksum of 64 bits."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+class SlotState:
+    """What all calls of one open store share."""
+
+    def __init__(
+        self,
+        depot: Depot,
+        *,
+        reads: Line,
+        writes: Line,
+        alignment: int,
+        is_staged: bool,
+        has_checksums: bool,
+    ) -> None:
+        """Take over a depot and lines.
+
+        Args:
+            depot: says where objects are.
+            reads: for loads.
+            writes: for offloads.
+            alignment: transfers of staged bytes begin and end at multiples of it, in the space and in memory.
+            is_staged: bytes go through blocks of host memory; otherwise straight to and from pool memory.
+            has_checksums: of payloads; without, headers alone are checked.
+        """
+        self.depot = depot
+        self.reads = reads
+        self.writes = writes
+        self.alignment = alignment
+        self.is_staged = is_staged
+        self.has_checksums = has_checksums
+        self._lock = threading.Lock()
+        self._counters: Counter[str] = Counter()
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Add to a counter."""
+        if number:
+            with self._lock:
+                self._counters[name] += number
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """A copy of all counters."""
+        with self._lock:
+            return dict(self._counters)
+
+    def close(self) -> bool:
+        """Wait for what runs, for a while, and let go of everything; False where a transfer is still under way.
+
+        Then what it may touch is let go of when the process ends. Idempotent.
+        """
+        is_quiet = all([self.reads.close(), self.writes.close()])
+        if is_quiet:
+            self.depot.close()
+        else:
+            _log.warning("%s: a transfer did not end; its memory and file stay open", self.reads)
+        return is_quiet

@@ -1,0 +1,41 @@
+"""The NIXL store keeps what every persistent store promises, with pages staged and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import kvlinker_nixl
+from kvlinker.store import ObjectKey, Store
+from kvlinker.testing.stores import Damage, PersistentStoreTests, flip_byte_in_files
+
+
+class FileKit(PersistentStoreTests):
+    plugin = kvlinker_nixl
+    options: Mapping[str, object] = {}
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        place = {"backend": "POSIX", "path": str(tmp_path / "store"), "capacity": "4MiB"}
+        return {**place, **self.options}
+
+    @pytest.fixture
+    def damage(self, tmp_path: Path) -> Damage:
+        def flip(_store: Store, _key: ObjectKey, payload: bytes) -> None:
+            flip_byte_in_files(tmp_path, payload)
+
+        return flip
+
+
+class TestStagedFileStore(FileKit):
+    options: Mapping[str, object] = {"staged": True}
+
+
+class TestDirectFileStore(FileKit):
+    options: Mapping[str, object] = {"staged": False}
+
+
+class TestStagedFileStorePastThePageCache(FileKit):
+    options: Mapping[str, object] = {"direct_io": True, "io": "uring"}
