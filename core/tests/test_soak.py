@@ -12,7 +12,7 @@ from kvlinker.store import ObjectKey
 from kvlinker.testing import MemoryStore
 from kvlinker.testing.shelves import Shelf, object_keys
 from kvlinker.testing.soak import Outage, SoakPlan, SoakReport, run_soak
-from kvlinker.testing.soak_checks import check_report, check_what_is_left
+from kvlinker.testing.soak_checks import USUAL_ANSWERS, check_report, check_what_is_left
 from kvlinker.testing.soak_keys import Family, SoakKeys
 from kvlinker.testing.soak_plants import Plant
 
@@ -48,7 +48,7 @@ def test_a_soak_kills_stops_and_cuts_off_and_ends_in_time(
 ) -> None:
     report = run_soak(target, tmp_path, SHORT)
 
-    check_report(report, SHORT, answers=["error", "layer ok", "held"])
+    check_report(report, SHORT, answers=[*USUAL_ANSWERS, "error", "layer ok", "held"])
     assert report.errors > 0
     assert report.outages == {"away": 2}
     assert report.processes > SHORT.processes

@@ -12,27 +12,30 @@ from kvlinker.testing.soak import SoakPlan, SoakReport
 from kvlinker.testing.soak_keys import Family, SoakKeys
 from kvlinker.testing.verdicts import fail
 
-__all__ = ["check_report", "check_what_is_left"]
+__all__ = ["USUAL_ANSWERS", "check_report", "check_what_is_left"]
 
-_ANSWERS = ("written", "exists", "discarded", "removed", "read ok", "read miss")
+USUAL_ANSWERS = ("written", "exists", "discarded", "removed", "read ok", "read miss")
+"""Answers that someone has had in every soak that was long enough."""
 _READ_AT_ONCE = 32
 _RETURN_SECONDS = 30.0
 
 
-def check_report(report: SoakReport, plan: SoakPlan, *, answers: Collection[str] = ()) -> None:
+def check_report(
+    report: SoakReport, plan: SoakPlan, *, answers: Collection[str] = USUAL_ANSWERS
+) -> None:
     """Fail if something was not as it must be, or if it was no soak.
 
     Args:
         report: of the soak.
         plan: how rough it was to be.
-        answers: more answers that someone must have had.
+        answers: those that someone must have had.
 
     Raises:
         AssertionError: the text says what was wrong.
     """
     if report.violations:
         fail("\n".join(report.violations[:10]))
-    if never := [one for one in (*_ANSWERS, *answers) if not report.counts[one]]:
+    if never := [one for one in answers if not report.counts[one]]:
         fail(f"nobody was ever answered {never}: {report}")
     if report.kills < plan.kills or report.outages.total() < plan.outages:
         fail(f"there were to be {plan.kills} kills and {plan.outages} outages: {report}")

@@ -173,7 +173,9 @@ class SoakUser:
     def _note_own(self, keys: Sequence[ObjectKey], statuses: Sequence[WriteStatus]) -> None:
         for key, status in zip(keys, statuses, strict=True):
             if status is WriteStatus.EXISTS and key not in self._own:
-                self._report(f"own object {key.hex()} was stored already, and nobody had stored it")
+                # Right where the answer to a first try was lost.
+                self._failed(f"own object {key.hex()} was stored already, and nobody had stored it")
+                return
             if status.is_stored:
                 self._own.add(key)
 
@@ -272,7 +274,9 @@ class SoakUser:
     def _check_own(self, keys: Sequence[ObjectKey], found: Sequence[bool], what: str) -> None:
         for key, is_there in zip(keys, found, strict=True):
             if is_there and key not in self._own:
-                self._report(f"own object {key.hex()} {what}, and it was deleted or never stored")
+                # Right where a first try landed late, at a server that had hung.
+                self._failed(f"own object {key.hex()} {what}, and it was deleted or never stored")
+                return
 
     def _ask(self) -> None:
         if self._plant is Plant.ERROR:

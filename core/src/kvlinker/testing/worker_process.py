@@ -20,6 +20,8 @@ _WARM_UP = 2
 """Rounds after which a process has everything that it ever takes."""
 _TREND_ROUNDS = 12
 """Rounds from which on a trend of the memory can be told from noise."""
+_LATE_ROUNDS = 60
+"""Rounds from which on a leak can be told from a pool of threads that has not its full size yet."""
 _GROWTH_KIB = 4096
 _QUIET = frozenset("TtZXx")
 """States of threads that do nothing."""
@@ -159,12 +161,13 @@ class WorkerProcess:
         grown = min(one.private_kib for one in late), max(one.private_kib for one in early)
         if grown[0] - grown[1] > _GROWTH_KIB:
             yield f"memory grew from {grown[1]} to {grown[0]} KiB {rounds}"
-        if not self._lets_go_late:
+        if not self._lets_go_late or len(self._taken) < _LATE_ROUNDS:
             return
         for what in ("descriptors", "threads"):
             least = min(asdict(one)[what] for one in late)
             most = max(asdict(one)[what] for one in early)
-            if least > most:
+            # A pool of threads grows to its size; what leaks grows with the rounds.
+            if least - most > quarter:
                 yield f"open {what} grew from {most} to {least} {rounds}"
 
     # ---- what is done to it -------------------------------------------------------------------
