@@ -15,6 +15,7 @@ from kvlinker.errors import (
     StoreClosedError,
     UnsupportedOperationError,
 )
+from kvlinker.selftest import self_test
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.stores.composition import compose
 from kvlinker.stores.tiered import TieredStore
@@ -212,6 +213,78 @@ def test_a_read_only_store_behind_another_keeps_writes_out_of_both(
     store.close()
 
 
+POLICIES: Mapping[str, Mapping[str, object]] = {
+    "admission": {"remember": 1000},
+    "expiring": {"seconds": "24h"},
+    "pinned": {"capacity": "1 MiB", "uses": 2, "namespaces": ["ab" * 12], "lease_seconds": "2m"},
+    "quota": {"bytes": "1GiB", "namespaces": {"ab" * 12: "1MiB"}},
+    "retrying": {"attempts": 2, "first_seconds": 0.01, "lookup_seconds": "1s", "share": 0.5},
+}
+TITLES = {
+    "admission": "admitting box",
+    "expiring": "expiring box",
+    "pinned": "pinning box",
+    "quota": "limited box",
+    "retrying": "retrying box",
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_put_around_a_store_by_name(registry: PluginRegistry, name: str) -> None:
+    tree = compose(name, {**POLICIES[name], "store": {"box": {}}})
+
+    store = tree.open(registry)
+
+    report = self_test(store)
+    assert report.has_passed, report.problems
+    assert (tree.name, tree.title, tree.plugins) == ("box", TITLES[name], ("box",))
+    store.close()
+    (inner,) = opened_by("box")
+    with pytest.raises(StoreClosedError):
+        inner.exists(object_keys(1))
+
+
+def test_policies_lie_in_each_other_and_around_tiers(registry: PluginRegistry) -> None:
+    far = {"retrying": {"store": {"quota": {"bytes": "1MiB", "store": {"crate": {}}}}}}
+    near = {"pinned": {"capacity": 4096, "uses": 1, "store": {"box": {}}}}
+    options = {"seconds": 60, "store": {"admission": {"store": [near, far]}}}
+    tree = compose("expiring", options)
+    store = tree.open(registry)
+    shelf, keys = Shelf(store), object_keys(2)
+
+    first, second = shelf.write(keys), shelf.write(keys)
+
+    assert tree.title == "expiring admitting pinning box > retrying limited crate"
+    assert first == (WriteStatus.NOT_ADMITTED,) * 2
+    assert second == (WriteStatus.WRITTEN,) * 2
+    assert shelf.read(keys) == (ReadStatus.OK,) * 2
+    counters = store.stats().counters
+    assert (counters["not_admitted"], counters["crate_written"]) == (2, 2)
+    store.close()
+
+
+def test_a_policy_that_a_store_cannot_have_is_refused_and_the_store_closed(
+    registry: PluginRegistry,
+) -> None:
+    options = {"capacity": 4000, "uses": 1, "store": {"box": {"capacity": 4096}}}
+
+    with pytest.raises(ContractError, match="three quarters"):
+        compose("pinned", options).open(registry)
+
+    (inner,) = opened_by("box")
+    with pytest.raises(StoreClosedError):
+        inner.exists(object_keys(1))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_shows_none_of_its_values(name: str) -> None:
+    options = POLICIES[name]
+    for option in options:
+        with pytest.raises(ContractError) as caught:
+            compose(name, {**options, option: "hunter2", "store": {"box": {}}})
+        assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.parametrize("secret", ["hunter2", "0f" * 31, {"env": "X"}, 64 * " ", 5])
 def test_a_secret_that_is_none_is_refused_at_the_opening_and_not_shown(
     registry: PluginRegistry, secret: object
@@ -250,6 +323,35 @@ def test_a_secret_that_is_none_is_refused_at_the_opening_and_not_shown(
         ("tiers", {"store": []}, "unknown option 'store'; did you mean 'stores'"),
         ("tiers", {"zzz": []}, "unknown option 'zzz'; it takes stores, promotion_bytes"),
         ("tiers", {"stores": [{"box": {}}], "promotion_bytes": -1}, "must be at least 0, got -1"),
+        ("expiring", {"store": {"box": {}}}, "expiring.seconds is needed, such as 86400 or '24h'"),
+        ("expiring", {"seconds": "soon"}, "expiring.seconds must be a number of seconds or a text"),
+        ("expiring", {"seconds": True}, "got a value of type bool"),
+        ("expiring", {"seconds": -5}, "expiring.seconds must be"),
+        ("expiring", {"seconds": "1h"}, "expiring.store must be .* got nothing"),
+        ("expiring", {"second": 5}, "unknown option 'second'; did you mean 'seconds'"),
+        ("admission", {"remember": 1}, "admission.remember must be at least 2, got 1"),
+        ("admission", {"remember": "many"}, "admission.remember must be an integer"),
+        ("pinned", {"uses": 3}, "pinned.capacity is needed, such as '20GiB'"),
+        (
+            "pinned",
+            {"capacity": "1 GiG", "uses": 3},
+            "a text such as '20GiB', got a value of type str",
+        ),
+        ("pinned", {"capacity": 5}, "pins nothing without namespaces or uses"),
+        ("pinned", {"capacity": 5, "uses": 0}, "pinned.uses must be at least 1"),
+        ("pinned", {"capacity": 5, "namespaces": "ab"}, "must be a list of namespaces"),
+        ("pinned", {"capacity": 5, "namespaces": ["ab"]}, "24 hexadecimal digits of a namespace"),
+        ("pinned", {"capacity": 5, "namespaces": [24 * "x"]}, "24 hexadecimal digits"),
+        ("quota", {}, "limits nothing without bytes or namespaces"),
+        ("quota", {"bytes": -1}, "quota.bytes must be at least 0"),
+        ("quota", {"namespaces": [24 * "a"]}, "an object of namespaces and their bytes"),
+        ("quota", {"namespaces": {24 * "a": None}}, f"quota.namespaces.{24 * 'a'} is needed"),
+        ("quota", {"byte": 1}, "unknown option 'byte'; did you mean 'bytes'"),
+        ("retrying", {"attempts": 0}, "retrying.attempts must be at least 1"),
+        ("retrying", {"attempts": 1000}, "attempts must be at most 100"),
+        ("retrying", {"share": 2}, "retrying.share must be a number from 0 to 1"),
+        ("retrying", {"share": "0.1"}, "retrying.share must be a number from 0 to 1"),
+        ("retrying", {"lookup_seconds": "2h"}, "lookup_seconds must be from 0 to 3600"),
         ("tiers", {"stores": [{"box": {}}], "promotion_bytes": "1"}, "must be an integer"),
     ],
 )

@@ -12,7 +12,7 @@ from kvlinker.stores.admitting import AdmittingStore
 from kvlinker.stores.expiring import ExpiringStore
 from kvlinker.stores.pinned import PinningStore
 from kvlinker.stores.quota import QuotaStore
-from kvlinker.stores.retrying import RetryingStore
+from kvlinker.stores.retrying import RetryBounds, RetryingStore
 from kvlinker.testing import Call, FaultStore, MemoryStore, Raise, Rule
 from kvlinker.testing.shelves import object_keys
 from kvlinker.testing.stores import Damage, OpenStore, StoreTests
@@ -79,7 +79,8 @@ class TestRetryingStoreAroundOneThatFails(PolicyTests):
             Rule(call=call, fault=Raise(error=StoreError("down for a moment")), every=4)
             for call in calls
         ]
-        return RetryingStore(FaultStore(store, rules), first_seconds=0.0001, share=1.0)
+        bounds = RetryBounds(first_seconds=0.0001, share=1.0)
+        return RetryingStore(FaultStore(store, rules), bounds)
 
 
 class TestPinningStore(PolicyTests):

@@ -21,7 +21,7 @@ from kvlinker.errors import (
 from kvlinker.guard import BreakerOpenError
 from kvlinker.store import ReadStatus, WriteBatch, WriteStatus
 from kvlinker.stores.retry_budget import RetryBudget
-from kvlinker.stores.retrying import RetryingStore
+from kvlinker.stores.retrying import RetryBounds, RetryingStore
 from kvlinker.testing import (
     Call,
     CopyHalf,
@@ -48,14 +48,14 @@ def faulty(*rules: Rule) -> FaultStore:
 def retrying(
     store: FaultStore, *, attempts: int = 3, seconds: float = 60.0, share: float = 0.1
 ) -> RetryingStore:
-    return RetryingStore(
-        store,
+    bounds = RetryBounds(
         attempts=attempts,
         first_seconds=0.001,
         lookup_seconds=seconds,
         transfer_seconds=seconds,
         share=share,
     )
+    return RetryingStore(store, bounds)
 
 
 def fails(call: Call, *, times: int, error: Exception = DOWN) -> Rule:
@@ -282,9 +282,10 @@ def test_a_budget_is_earned_by_calls_and_never_more_than_ten() -> None:
 
 def test_closing_ends_the_wait_for_the_next_attempt() -> None:
     inner = faulty(Rule(call=Call.EXISTS, fault=Raise(error=DOWN)))
-    store = RetryingStore(
-        inner, attempts=100, first_seconds=3600, lookup_seconds=3600, transfer_seconds=3600
+    bounds = RetryBounds(
+        attempts=100, first_seconds=3600, lookup_seconds=3600, transfer_seconds=3600
     )
+    store = RetryingStore(inner, bounds)
     errors: list[BaseException] = []
 
     def ask() -> None:
@@ -333,4 +334,4 @@ def test_bounds_that_are_none_are_refused_by_name(options: dict[str, float]) -> 
     (name,) = options
 
     with pytest.raises(ContractError, match=name):
-        RetryingStore(MemoryStore(), **options)  # type: ignore[arg-type]  # as the test has them
+        RetryBounds(**options)  # type: ignore[arg-type]  # as the test has them

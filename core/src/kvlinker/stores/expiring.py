@@ -185,6 +185,12 @@ class ExpiringStore(WrappedStore):
         """See Store; a hold keeps nothing from expiring."""
         return self._inner.hold(self._placed(keys, self._lasting()), seconds=seconds)
 
+    def prefetch(self, request: ReadRequest, *, range_bytes: Sequence[int] = ()) -> int:
+        """See Store."""
+        now = self._now()
+        names = self._placed(request.keys, (now, now - 1))
+        return self._inner.prefetch(replace(request, keys=tuple(names)), range_bytes=range_bytes)
+
     def delete(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
         """See Store."""
         now = self._now()

@@ -25,9 +25,10 @@ from kvlinker.stores.pins import Pins
 from kvlinker.stores.tier import EventCounts
 from kvlinker.stores.wrapped import WrappedStore
 
-__all__ = ["PinningStore"]
+__all__ = ["LEASE_SECONDS", "PinningStore"]
 
-_LEASE_SECONDS, _MAX_LEASE_SECONDS = 60.0, 86_400.0
+LEASE_SECONDS = 60.0
+_MAX_LEASE_SECONDS = 86_400.0
 _MAX_COUNTED = 1 << 16
 """Objects whose uses are counted, those that were used last."""
 _SHARE = 0.75
@@ -44,7 +45,7 @@ class PinningStore(WrappedStore):
         max_bytes: int,
         namespaces: Collection[bytes] = (),
         uses: int | None = None,
-        lease_seconds: float = _LEASE_SECONDS,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         """Take over an open store.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
@@ -25,54 +24,62 @@ from kvlinker.stores.retry_budget import RetryBudget
 from kvlinker.stores.tier import EventCounts
 from kvlinker.stores.wrapped import WrappedStore
 
-__all__ = ["RetryingStore"]
+__all__ = ["RetryBounds", "RetryingStore"]
 
-_ATTEMPTS, _MAX_ATTEMPTS = 3, 100
-_FIRST_SECONDS = 0.02
-_LOOKUP_SECONDS, _TRANSFER_SECONDS = 0.5, 10.0
-_SHARE = 0.1
+_MAX_ATTEMPTS = 100
 _MAX_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryBounds:
+    """How often a call is made again, when, and of how many calls."""
+
+    attempts: int = 3
+    """Of a call at most, the first one included."""
+    first_seconds: float = 0.02
+    """A wait is of random length: the first one up to this, each further one up to twice as long."""
+    lookup_seconds: float = 0.5
+    """How long after its beginning a lookup or hold is made again; less than whoever asks waits."""
+    transfer_seconds: float = 10.0
+    """The same for reads and writes."""
+    share: float = 0.1
+    """Of all calls that may be repeated; ten in a row may be, whatever came before."""
+
+    def __post_init__(self) -> None:
+        as_integer(self.attempts, "attempts", at_least=1, at_most=_MAX_ATTEMPTS)
+        for name, value, limit in (
+            ("first_seconds", self.first_seconds, _MAX_SECONDS),
+            ("lookup_seconds", self.lookup_seconds, _MAX_SECONDS),
+            ("transfer_seconds", self.transfer_seconds, _MAX_SECONDS),
+            ("share", self.share, 1.0),
+        ):
+            if not 0 <= value <= limit:
+                msg = f"{name} must be from 0 to {limit:g}, got {value!r}"
+                raise ContractError(msg)
 
 
 class RetryingStore(WrappedStore):
     """A store whose failed calls are made again, but for a write that was about to be published, and removals."""
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        attempts: int = _ATTEMPTS,
-        first_seconds: float = _FIRST_SECONDS,
-        lookup_seconds: float = _LOOKUP_SECONDS,
-        transfer_seconds: float = _TRANSFER_SECONDS,
-        share: float = _SHARE,
-    ) -> None:
+    def __init__(self, store: Store, bounds: RetryBounds | None = None) -> None:
         """Take over an open store.
 
         Args:
             store: is asked again where it raises a StoreError that may pass, or answers that a read failed.
-            attempts: of a call at most, the first one included.
-            first_seconds: a wait is of random length, the first one up to this, each further one up to twice as long.
-            lookup_seconds: how long after its beginning a lookup or hold is made again; less than whoever asks waits.
-            transfer_seconds: the same for reads and writes.
-            share: of all calls that may be repeated, from 0 to 1; ten in a row may be, whatever came before.
+            bounds: see RetryBounds.
 
         Raises:
-            ContractError: a value is out of bounds.
             UnsupportedOperationError: the package that waits is not installed.
         """
         super().__init__(store)
-        count = as_integer(attempts, "attempts", at_least=1, at_most=_MAX_ATTEMPTS)
-        self._lookup_seconds = _checked(lookup_seconds, "lookup_seconds", at_most=_MAX_SECONDS)
-        self._transfer_seconds = _checked(
-            transfer_seconds, "transfer_seconds", at_most=_MAX_SECONDS
-        )
+        own = bounds or RetryBounds()
+        self._lookup_seconds, self._transfer_seconds = own.lookup_seconds, own.transfer_seconds
         self._counts = EventCounts()
         self._retries = Retries(
-            RetryBudget(_checked(share, "share", at_most=1.0)),
+            RetryBudget(own.share),
             self._counts,
-            attempts=count,
-            first_seconds=_checked(first_seconds, "first_seconds", at_most=_MAX_SECONDS),
+            attempts=own.attempts,
+            first_seconds=own.first_seconds,
         )
 
     def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
@@ -120,10 +127,3 @@ class RetryingStore(WrappedStore):
         """See Store; whoever waits to ask again is told why."""
         self._retries.close()
         self._inner.close()
-
-
-def _checked(value: float, name: str, *, at_most: float) -> float:
-    if not (math.isfinite(value) and 0 <= value <= at_most):
-        msg = f"{name} must be from 0 to {at_most:g}, got {value!r}"
-        raise ContractError(msg)
-    return value
