@@ -1,0 +1,359 @@
+"""The client is Mooncake's, with a deadline for every call, and every list of results as long as what was asked."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from kvlinker.errors import StoreContractError, StoreError
+from kvlinker_mooncake.calls import Calls
+from kvlinker_mooncake.codes import CONTENDED, Code
+from kvlinker_mooncake.options import MooncakeStoreOptions
+from kvlinker_mooncake.parts import CallPart
+from kvlinker_mooncake.raw_client import RawClient, RawReplica, make_raw_client, replicate_config
+
+__all__ = ["Client", "Found"]
+
+_ASKED = 4096
+"""Names in one question."""
+_COMPLETE = "COMPLETE"
+_DRAIN_SECONDS = 120.0
+"""Longer than any call of the client lasts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An object that can be read."""
+
+    size: int
+    in_memory: bool
+    """Whether a copy is in the memory of a segment; otherwise it is on disk alone."""
+
+
+class Client:
+    """A client that has joined a cluster."""
+
+    def __init__(
+        self,
+        options: MooncakeStoreOptions,
+        *,
+        make: Callable[[], RawClient] = make_raw_client,
+        config: Callable[[MooncakeStoreOptions], object] = replicate_config,
+    ) -> None:
+        """Join the cluster.
+
+        Raises:
+            UnsupportedOperationError: the client lacks calls or settings.
+            StoreTimeoutError: the master did not answer in time.
+            StoreError: there is no client, or it was refused.
+        """
+        self.calls = Calls(options.label, pause_seconds=options.pause_seconds)
+        self._options = options
+        self._raw = make()
+        self._config = config(options)
+        self._lock = threading.Lock()
+        self._readers: Counter[str] = Counter()
+        self._stuck: set[str] = set()
+        self._has_closed = False
+        self._join()
+
+    def _join(self) -> None:
+        options = self._options
+        raw = self._raw
+        code = self.calls.ask(
+            "joining the cluster",
+            lambda: raw.setup(
+                options.host,
+                options.metadata,
+                options.segment_bytes,
+                options.buffer_bytes,
+                options.protocol,
+                options.devices,
+                options.master,
+            ),
+            seconds=options.connect_seconds,
+            on_late=lambda code: _leave_late(raw, code),
+        )
+        if code:
+            msg = (
+                f"{self.calls}: joining the cluster was refused with code {code}; "
+                f"is {options.master} a master of this client's version, and {options.protocol} to be had?"
+            )
+            raise StoreError(msg)
+
+    def _ask(
+        self,
+        what: str,
+        call: Callable[[], list[int]],
+        count: int,
+        *,
+        on_late: Callable[[list[int]], object] | None = None,
+    ) -> list[int]:
+        codes = self.calls.ask(what, call, seconds=self._options.answer_seconds, on_late=on_late)
+        return self._checked(what, codes, count)
+
+    def _ask_for(
+        self, what: str, names: Sequence[str], call: Callable[[list[str]], list[int]]
+    ) -> list[int]:
+        """Ask for some names at a time."""
+        codes: list[int] = []
+        for part in _parts(names):
+            codes += self._ask(what, partial(call, part), len(part))
+        if not names:
+            self.calls.check_open()
+        return codes
+
+    def _checked(self, what: str, codes: list[int], count: int) -> list[int]:
+        """Return the results of a call, where they are as many as were asked for and the master answered."""
+        if len(codes) != count:
+            msg = f"{self.calls}: {what} of {count} objects was answered with {len(codes)} results"
+            raise StoreContractError(msg)
+        if Code.NO_ANSWER in codes:
+            raise self.calls.give_up(what, f"the client says {int(Code.NO_ANSWER)}")
+        return codes
+
+    # ---- looking ----------------------------------------------------------------------------------
+
+    def exist(self, names: Sequence[str]) -> list[bool]:
+        """Return whether each object can be read.
+
+        Raises:
+            StoreError: the master cannot be asked, or answers with an error.
+        """
+        codes = self._ask_for("exists", names, self._raw.batch_is_exist)
+        if wrong := [code for code in codes if code < 0 and code != Code.NOT_READY]:
+            msg = f"{self.calls}: exists was answered with code {wrong[0]}"
+            raise StoreError(msg)
+        return [code == 1 for code in codes]
+
+    def look(self, names: Sequence[str]) -> list[Found | None]:
+        """Return what is known of each object that can be read; None for the others.
+
+        Raises:
+            StoreError: the master cannot be asked.
+        """
+        found: list[Found | None] = []
+        for part in _parts(names):
+            found += self._look_at(part)
+        if names and not any(found):
+            self.exist(names[:1])  # a dead master describes nothing, and says so here alone
+        return found
+
+    def _look_at(self, names: list[str]) -> list[Found | None]:
+        copies = self.calls.ask(
+            "look",
+            lambda: self._raw.batch_get_replica_desc(names),
+            seconds=self._options.answer_seconds,
+        )
+        found: list[Found | None] = []
+        for name in names:
+            size = _memory_size(copies.get(name, []))
+            if size is not None or name not in copies:
+                found.append(None if size is None else Found(size=size, in_memory=True))
+            else:
+                found.append(self._look_on_disk(name))
+        return found
+
+    def _look_on_disk(self, name: str) -> Found | None:
+        """Return what is known of an object that has copies, and none in memory."""
+        (size,) = self._ask("size", lambda: [self._raw.get_size(name)], 1)
+        return Found(size=size, in_memory=False) if size > 0 else None
+
+    # ---- reading ----------------------------------------------------------------------------------
+
+    def start_reads(self, names: Sequence[str]) -> list[int]:
+        """Take leases on objects in memory, and remember where they are; results by position.
+
+        Raises:
+            StoreError: the master cannot be asked.
+        """
+        return self._ask_for("session start", names, self._raw.batch_get_session_start)
+
+    def keep_reads(self, names: Sequence[str]) -> None:
+        """Count one more reader of each object, until `end_reads`."""
+        with self._lock:
+            self._readers.update(names)
+
+    def end_reads(self, names: Sequence[str]) -> None:
+        """Count one less, and forget where objects are that nobody reads: the client has one session for all."""
+        with self._lock:
+            self._readers.subtract(names)
+            over = [name for name in set(names) if self._readers[name] <= 0]
+            for name in over:
+                del self._readers[name]
+            if over:
+                self.calls.local(lambda: self._raw.batch_get_session_end(over))
+
+    def get_ranges(self, part: CallPart) -> list[int]:
+        """Read ranges of objects into pool memory; bytes or codes by position."""
+        return self._move(
+            "ranged get",
+            lambda: self._raw.batch_get_into_multi_buffer_ranges(
+                part.names, part.pointers, part.sizes, part.offsets
+            ),
+            len(part.names),
+        )
+
+    def get_whole(self, part: CallPart, *, into_pools: bool) -> list[int]:
+        """Read whole objects into pool memory, or into memory of the store's own; bytes or codes by position.
+
+        Raises:
+            StoreError: the master cannot be asked; memory of the store's own may still be written then.
+        """
+
+        def call() -> list[int]:
+            return self._raw.batch_get_into_multi_buffers(part.names, part.pointers, part.sizes)
+
+        return self._transfer("get", call, len(part.names), of_pools=into_pools)
+
+    def _transfer(
+        self,
+        what: str,
+        call: Callable[[], list[int]],
+        count: int,
+        *,
+        of_pools: bool,
+    ) -> list[int]:
+        if of_pools:
+            return self._move(what, call, count)
+        codes = self.calls.ask(what, call, seconds=self._options.transfer_seconds)
+        return self._checked(what, codes, count)
+
+    def _move(self, what: str, call: Callable[[], list[int]], count: int) -> list[int]:
+        codes = self.calls.move(what, call, seconds=self._options.transfer_seconds)
+        return self._checked(what, codes, count)
+
+    # ---- writing ----------------------------------------------------------------------------------
+
+    def start_writes(self, names: Sequence[str], size: int) -> list[int]:
+        """Reserve room for objects of one size; those that begun have to be ended or revoked.
+
+        Raises:
+            StoreError: the master cannot be asked; what it reserves later is given up.
+        """
+        self._revoke_stuck(names)
+        asked = list(names)
+        return self._ask(
+            "put start",
+            lambda: self._raw.batch_put_session_start(asked, [size] * len(asked), self._config),
+            len(asked),
+            on_late=lambda codes: self._raw_revoke(
+                [name for name, code in zip(asked, codes, strict=False) if code == Code.DONE]
+            ),
+        )
+
+    def put_ranges(self, part: CallPart, *, from_pools: bool) -> list[int]:
+        """Write ranges of objects that were begun; bytes or codes by position.
+
+        Raises:
+            StoreError: it took too long; what comes of it later is given up.
+        """
+
+        def call() -> list[int]:
+            return self._raw.batch_put_from_multi_buffer_ranges(
+                part.names, part.pointers, part.sizes, part.offsets
+            )
+
+        return self._transfer("put", call, len(part.names), of_pools=from_pools)
+
+    def end_writes(self, names: Sequence[str]) -> list[int]:
+        """Let objects be read whose bytes are all there; results by position.
+
+        Raises:
+            StoreError: the master cannot be asked; they may become visible later.
+        """
+        asked = list(names)
+        return self._ask("put end", lambda: self._raw.batch_put_session_end(asked), len(asked))
+
+    def revoke(self, names: Sequence[str]) -> None:
+        """Give up objects that were begun; where the master cannot be asked now, before they are begun again."""
+        with self._lock:
+            self._stuck.update(names)
+        self._revoke_stuck(names)
+
+    def _revoke_stuck(self, names: Sequence[str]) -> None:
+        with self._lock:
+            stuck = sorted(self._stuck.intersection(names))
+        if not stuck:
+            return
+        try:
+            codes = self._ask("put revoke", lambda: self._raw_revoke(stuck), len(stuck))
+        except StoreError:
+            return
+        done = {
+            name for name, code in zip(stuck, codes, strict=True) if code in (Code.DONE, *CONTENDED)
+        }
+        with self._lock:
+            self._stuck -= done
+
+    def _raw_revoke(self, names: list[str]) -> list[int]:
+        return self._raw.batch_put_session_revoke(names) if names else []
+
+    # ---- removing ---------------------------------------------------------------------------------
+
+    def remove(self, names: Sequence[str], *, force: bool) -> list[int]:
+        """Remove objects; results by position.
+
+        Raises:
+            StoreError: the master cannot be asked.
+        """
+        return self._ask_for("remove", names, lambda part: self._raw.batch_remove(part, force))
+
+    def remove_matching(self, pattern: str, *, force: bool) -> int:
+        """Remove objects whose names match, and return how many.
+
+        Raises:
+            StoreError: the master cannot be asked, or refuses.
+        """
+        (count,) = self._ask("clear", lambda: [self._raw.remove_by_regex(pattern, force)], 1)
+        if count < 0:
+            msg = f"{self.calls}: clear was answered with code {count}"
+            raise StoreError(msg)
+        return count
+
+    # ---- memory and life --------------------------------------------------------------------------
+
+    def register(self, address: int, size: int) -> int:
+        """Let transfers touch memory; 0, or the client's code."""
+        return self.calls.local(lambda: self._raw.register_buffer(address, size))
+
+    def unregister(self, address: int) -> int:
+        """End that; 0, or the client's code."""
+        return self.calls.local(lambda: self._raw.unregister_buffer(address))
+
+    def close(self) -> None:
+        """Leave the cluster when no call is under way any more. Idempotent.
+
+        The client's own farewell takes about a second; it goes on behind, and a process that ends waits for it.
+        """
+        self.calls.close()
+        with self._lock:
+            if self._has_closed:
+                return
+            self._has_closed = True
+        threading.Thread(target=self._leave, name="kvlinker-mooncake-close").start()
+
+    def _leave(self) -> None:
+        if self.calls.wait(_DRAIN_SECONDS):
+            self._raw.close()
+
+
+def _leave_late(raw: RawClient, code: int) -> None:
+    if not code:
+        raw.close()
+
+
+def _memory_size(copies: Sequence[RawReplica]) -> int | None:
+    """Return the bytes of a whole copy in memory, where there is one."""
+    for copy in copies:
+        if copy.status.name == _COMPLETE and copy.is_memory_replica():
+            return copy.get_memory_descriptor().buffer_descriptor.size
+    return None
+
+
+def _parts(names: Sequence[str]) -> Iterator[list[str]]:
+    for start in range(0, len(names), _ASKED):
+        yield list(names[start : start + _ASKED])

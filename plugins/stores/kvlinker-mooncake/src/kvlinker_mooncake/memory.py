@@ -1,0 +1,150 @@
+"""Memory that the client may touch: the pools, as they were registered, and blocks of the store's own."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlinker.errors import ContractError, StoreClosedError, StoreError, StoreTimeoutError
+from kvlinker.plans import TransferPlan
+from kvlinker.registration import RegisteredMemory
+from kvlinker.spans import MemoryRegion
+from kvlinker_mooncake.client import Client
+
+__all__ = ["Blocks", "PoolMemory"]
+
+_KEPT = 2
+
+
+class PoolMemory:
+    """The pools' regions, all registered or none."""
+
+    def __init__(self, client: Client) -> None:
+        self._lock = threading.Lock()
+        self._registered = RegisteredMemory(
+            lambda region: client.register(region.base_ptr, region.size_bytes),
+            lambda region: client.unregister(region.base_ptr),
+        )
+
+    def register(self, regions: Sequence[MemoryRegion]) -> None:
+        """See Store.
+
+        Raises:
+            RegistrationError: see `RegisteredMemory.register`.
+        """
+        with self._lock:
+            self._registered.register(regions)
+
+    def unregister(self) -> None:
+        """See Store."""
+        with self._lock:
+            self._registered.unregister()
+
+    def check(self, plan: TransferPlan) -> None:
+        """Do nothing for a plan whose memory is registered.
+
+        A transport that needs no registration would not notice, and one that does would fail in the middle.
+
+        Raises:
+            ContractError: it is not.
+        """
+        regions = self._registered.regions
+        spans = plan.spans
+        ends = spans.base + (spans.span_rows - 1) * spans.stride + spans.row_bytes
+        is_inside = np.zeros(len(ends), dtype=np.bool_)
+        for region in regions:
+            is_inside |= (spans.base >= region.base_ptr) & (ends <= region.end_ptr)
+        if not is_inside.all():
+            label = spans.labels[int(np.argmin(is_inside))]
+            msg = (
+                f"pool {plan.pool!r}: the memory of {label!r} is in none of {len(regions)} registered "
+                f"regions; register the group's regions with the store first"
+            )
+            raise ContractError(msg)
+
+
+class Blocks:
+    """Registered host memory, of which a few blocks are kept to be used again."""
+
+    def __init__(self, client: Client, max_bytes: int) -> None:
+        """Keep no block that is longer."""
+        self._client = client
+        self._max = max_bytes
+        self._lock = threading.Lock()
+        self._free: list[NDArray[np.uint8]] = []
+        self._left: list[NDArray[np.uint8]] = []
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Return a block of at least so many bytes, with anything in it.
+
+        Raises:
+            StoreError: the client does not take the memory.
+        """
+        self._forget_left()
+        with self._lock:
+            for at, block in enumerate(self._free):
+                if block.nbytes >= size:
+                    return self._free.pop(at)
+        block = np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=np.uint8)
+        if code := self._client.register(block.ctypes.data, block.nbytes):
+            msg = f"{self._client.calls}: {block.nbytes} B of host memory were refused with code {code}"
+            raise StoreError(msg)
+        return block
+
+    def give(self, block: NDArray[np.uint8]) -> None:
+        """Let a block be taken again; the longest ones are kept. Nothing may still be written into it."""
+        dropped = [block]
+        if block.nbytes <= self._max:
+            with self._lock:
+                kept = sorted([*self._free, block], key=lambda one: one.nbytes)
+                dropped, self._free = kept[:-_KEPT], kept[-_KEPT:]
+        for one in dropped:
+            self._forget(one)
+
+    def _forget(self, block: NDArray[np.uint8]) -> None:
+        try:
+            self._client.unregister(block.ctypes.data)
+        except StoreClosedError:
+            return  # the client that knew it is going
+
+    def _forget_left(self) -> None:
+        """Let go of blocks that calls may have written into that were left behind, once there are none."""
+        if not self._left or not self._client.calls.wait(0):
+            return
+        with self._lock:
+            left, self._left = self._left, []
+        for block in left:
+            self._forget(block)
+
+    @contextmanager
+    def block(self, size: int) -> Iterator[NDArray[np.uint8]]:
+        """Give a block for the length of a block of code.
+
+        After a timeout it is not used again: a call that was left behind may still write into it.
+
+        Raises:
+            StoreError: the client does not take the memory.
+        """
+        block = self.take(size)
+        try:
+            yield block
+        except StoreTimeoutError:
+            with self._lock:
+                self._left.append(block)
+            raise
+        except BaseException:
+            self.give(block)
+            raise
+        self.give(block)
+
+    def close(self) -> None:
+        """Let go of every block that is free."""
+        with self._lock:
+            free, self._free = self._free, []
+        for block in free:
+            self._forget(block)

@@ -1,0 +1,76 @@
+"""Parts of a plan: what one call of the client moves, of fewer buffers than its transport queues for a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvlinker.plans import TransferPlan
+
+__all__ = ["MAX_BUFFERS", "CallPart", "parts_of"]
+
+MAX_BUFFERS = 960
+"""The TCP transport queues 1024 transfers for a peer, and fails what is more, sometimes after a minute."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class CallPart:
+    """Objects, or ranges of one, that are moved by one call; lists by position."""
+
+    positions: list[int] = field(default_factory=list)
+    """Which objects of the request or batch these are."""
+    names: list[str] = field(default_factory=list)
+    pointers: list[list[int]] = field(default_factory=list)
+    sizes: list[list[int]] = field(default_factory=list)
+    offsets: list[list[int]] = field(default_factory=list)
+    """Of the bytes in the object."""
+
+    @property
+    def expected(self) -> list[int]:
+        """Bytes that each object has to give."""
+        return [sum(sizes) for sizes in self.sizes]
+
+    @property
+    def buffers(self) -> int:
+        """How many there are in all."""
+        return sum(map(len, self.sizes))
+
+    def add(self, position: int, name: str, ranges: tuple[list[int], list[int], list[int]]) -> None:
+        """Add an object with pointers, sizes and offsets."""
+        self.positions.append(position)
+        self.names.append(name)
+        for column, values in zip((self.pointers, self.sizes, self.offsets), ranges, strict=True):
+            column.append(values)
+
+
+def parts_of(
+    plan: TransferPlan, positions: Sequence[int], names: Sequence[str], *, call_bytes: int
+) -> Iterator[CallPart]:
+    """Yield what a plan moves of some of its objects, in order; an object of more ranges comes in several parts.
+
+    Args:
+        plan: of all objects of a request or batch.
+        positions: which of them.
+        names: of all objects.
+        call_bytes: of one part, where it is no single object.
+    """
+    if not len(positions):
+        return
+    chosen = plan if len(positions) == plan.num_pages else plan.select(np.array(positions))
+    part, room = CallPart(), call_bytes
+    for position, *ranges in zip(positions, *chosen.nested_lists(packed=True), strict=True):
+        pointers, sizes, offsets = ranges
+        total = sum(sizes)
+        if part.positions and (part.buffers + len(sizes) > MAX_BUFFERS or total > room):
+            yield part
+            part, room = CallPart(), call_bytes
+        for start in range(0, len(sizes), MAX_BUFFERS):
+            if start:
+                yield part
+                part, room = CallPart(), call_bytes
+            cut = slice(start, start + MAX_BUFFERS)
+            part.add(position, names[position], (pointers[cut], sizes[cut], offsets[cut]))
+        room -= total
+    yield part

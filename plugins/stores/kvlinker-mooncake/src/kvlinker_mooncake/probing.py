@@ -1,0 +1,105 @@
+"""A probe writes one object when a store is opened, and reads it both ways: a client may not be able, or be slow."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvlinker.errors import StoreError
+from kvlinker_mooncake.codes import Code
+from kvlinker_mooncake.parts import CallPart
+from kvlinker_mooncake.state import StoreState
+
+__all__ = ["reads_by_layer"]
+
+_log = logging.getLogger(__name__)
+_RANGES = 16
+_RANGE_BYTES = 64 << 10
+_ROUNDS = 3
+_MOST = 3.0
+"""Layer by layer may take so many times as long: the engine begins with the first layer, and waits for a whole page."""
+
+
+def reads_by_layer(state: StoreState) -> bool:
+    """Return whether reads go layer by layer; without a word from a cluster that is empty or slow, they do not.
+
+    Raises:
+        StoreTimeoutError: the master does not answer.
+    """
+    size = _RANGES * _RANGE_BYTES
+    name = f"{state.options.prefix}-probe/{os.urandom(16).hex()}"
+    with state.blocks.block(2 * size) as block:
+        block[:size] = np.frombuffer(os.urandom(_RANGE_BYTES) * _RANGES, dtype=np.uint8)
+        source = _part(name, block.ctypes.data, range(_RANGES))
+        if not _is_stored(state, source, size):
+            return False
+        try:
+            block[size:] = 0
+            verdict = _compare(state, name, block.ctypes.data + size)
+            if verdict and not np.array_equal(block[:size], block[size:]):
+                msg = f"{state.client.calls}: ranged gets answered with other bytes than were put"
+                raise StoreError(msg)
+            return verdict
+        finally:
+            # Nobody else knows the name: no reader's memory is given away.
+            state.client.remove([name], force=True)
+
+
+def _is_stored(state: StoreState, source: CallPart, size: int) -> bool:
+    (code,) = state.client.start_writes(source.names, size)
+    if code == Code.DONE:
+        (moved,) = state.client.put_ranges(source, from_pools=True)
+        if moved == size:
+            (code,) = state.client.end_writes(source.names)
+            if code == Code.DONE:
+                return True
+        state.client.revoke(source.names)
+        code = moved
+    _log.warning(
+        "%s: nothing could be put (code %s), so that reads are not measured: whole objects are read; has the "
+        "cluster a segment with room? open the store again, or set reads",
+        state.client.calls,
+        code,
+    )
+    return False
+
+
+def _compare(state: StoreState, name: str, target: int) -> bool:
+    """Return whether ranges can be read, and nearly as quickly as whole objects."""
+    whole = _part(name, target, range(_RANGES))
+    state.client.keep_reads([name])
+    try:
+        (code,) = state.client.start_reads([name])
+        if code != Code.DONE:
+            return False
+        quickest = {True: float("inf"), False: float("inf")}
+        for _ in range(_ROUNDS):
+            for is_whole in (True, False):
+                began = time.monotonic()
+                if not _reads(state, name, whole, target, is_whole=is_whole):
+                    return False
+                quickest[is_whole] = min(quickest[is_whole], time.monotonic() - began)
+        return quickest[False] <= _MOST * quickest[True]
+    finally:
+        state.client.end_reads([name])
+
+
+def _reads(state: StoreState, name: str, whole: CallPart, target: int, *, is_whole: bool) -> bool:
+    if is_whole:
+        return state.client.get_whole(whole, into_pools=True) == whole.expected
+    return all(
+        state.client.get_ranges(_part(name, target, [number])) == [_RANGE_BYTES]
+        for number in range(_RANGES)
+    )
+
+
+def _part(name: str, address: int, ranges: Sequence[int]) -> CallPart:
+    offsets = [number * _RANGE_BYTES for number in ranges]
+    part = CallPart()
+    pointers = [address + offset for offset in offsets]
+    part.add(0, name, (pointers, [_RANGE_BYTES] * len(offsets), offsets))
+    return part

@@ -1,0 +1,261 @@
+"""A direct read session moves objects straight into the pools: layer by layer by a session of the client, or whole.
+
+The client takes a lease for a session or a get, and fails both when it is over before the bytes are there, so that
+memory which was given to another object meanwhile is never taken for this one's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlinker.device import DeviceAccess, HostObjects
+from kvlinker.errors import (
+    ContractError,
+    StoreClosedError,
+    UnsupportedOperationError,
+)
+from kvlinker.plans import TransferPlan
+from kvlinker.spans import BufferSpan, MemoryRegion
+from kvlinker.store import ReadRequest, ReadSession, ReadStatus
+from kvlinker_mooncake.codes import ABSENT, WHOLE_ONLY, Code
+from kvlinker_mooncake.parts import MAX_BUFFERS, CallPart, parts_of
+from kvlinker_mooncake.state import StoreState
+
+__all__ = ["DirectReadSession", "MooncakeReadSession", "host_objects"]
+
+_MAX_KEPT = 256 << 20
+"""Bytes of whole objects that a session keeps in host memory, whose layers cannot be read alone."""
+
+
+class MooncakeReadSession(ReadSession):
+    """Objects that were asked for, and what became of each."""
+
+    def __init__(self, state: StoreState, request: ReadRequest) -> None:
+        """Note what is asked for; the master is asked with the first read."""
+        self._state = state
+        self._request = request
+        self._names = state.names.of_objects(request.keys)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._has_looked = False
+        self._statuses = [ReadStatus.OK] * len(request.keys)
+
+    @property
+    def _good(self) -> list[int]:
+        """Positions of objects of which nothing is wrong so far."""
+        return [at for at, status in enumerate(self._statuses) if status is ReadStatus.OK]
+
+    def _check(self, plan: TransferPlan) -> None:
+        self._state.client.calls.check_open()
+        keys, size = len(self._request.keys), self._request.object_bytes
+        if self._is_closed:
+            msg = f"pool {plan.pool!r}: this read session was closed; open another"
+            raise StoreClosedError(msg)
+        if plan.num_pages != keys or plan.object_bytes != size:
+            msg = (
+                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
+                f"does not fit a request of {keys} objects of {size} B"
+            )
+            raise ContractError(msg)
+        if not self._state.ranged and not _is_whole(plan):
+            msg = (
+                f"pool {plan.pool!r}: {self._state.client.calls} reads whole objects here, and was asked for a "
+                f"part of them; ask its capabilities, or open it with reads='ranged' and staged=False"
+            )
+            raise UnsupportedOperationError(msg)
+
+    def _settle(self, position: int, code: int) -> None:
+        """Note why an object was not read."""
+        is_absent = code in ABSENT
+        self._statuses[position] = ReadStatus.MISS if is_absent else ReadStatus.FAILED
+        self._state.count("vanished" if is_absent else "errors")
+
+    def _miss(self, positions: Sequence[int]) -> None:
+        for at in positions:
+            self._statuses[at] = ReadStatus.MISS
+        self._state.count("missed", len(positions))
+
+    def close(self) -> None:
+        """See ReadSession."""
+        self._is_closed = True
+
+
+class DirectReadSession(MooncakeReadSession):
+    """Objects whose bytes go where they belong without a copy in between."""
+
+    def __init__(self, state: StoreState, request: ReadRequest) -> None:
+        """See MooncakeReadSession."""
+        super().__init__(state, request)
+        self._whole_only: set[int] = set()
+        self._started: set[int] = set()
+        self._kept: dict[int, NDArray[np.uint8]] = {}
+
+    def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
+        """See ReadSession; it returns when nothing is written into pool memory any more.
+
+        Raises:
+            StoreError: the master cannot be asked.
+        """
+        self._check(plan)
+        self._state.pools.check(plan)
+        with self._lock:
+            if not self._has_looked:
+                self._look(self._good)
+                self._has_looked = True
+        until = time.monotonic() + self._state.options.transfer_seconds
+        if _is_whole(plan) and len(plan.spans.base) <= MAX_BUFFERS:
+            self._read_whole(plan, until)
+        else:
+            self._read_parts(plan, memory, until)
+        return tuple(self._statuses)
+
+    # ---- what is there --------------------------------------------------------------------------
+
+    def _look(self, positions: Sequence[int]) -> None:
+        absent = []
+        looked = self._state.look([self._names[at] for at in positions])
+        for at, found in zip(positions, looked, strict=True):
+            if found is None or found.size != self._request.object_bytes:
+                absent.append(at)
+            elif not found.in_memory:
+                self._whole_only.add(at)
+        self._miss(absent)
+
+    def _start(self, positions: Sequence[int]) -> None:
+        """Take leases; what is on disk alone is read whole from here on."""
+        if not positions:
+            return
+        new = [at for at in positions if at not in self._started]
+        self._started.update(new)
+        self._state.client.keep_reads([self._names[at] for at in new])
+        codes = self._state.client.start_reads([self._names[at] for at in positions])
+        for at, code in zip(positions, codes, strict=True):
+            if code in WHOLE_ONLY:
+                self._whole_only.add(at)
+            elif code != Code.DONE:
+                self._settle(at, code)
+
+    # ---- whole ----------------------------------------------------------------------------------
+
+    def _read_whole(self, plan: TransferPlan, until: float) -> None:
+        again = self._try_whole(plan, self._good, until)
+        for at in self._try_whole(plan, again, until):
+            self._settle(at, Code.LEASE_OVER)
+
+    def _try_whole(self, plan: TransferPlan, positions: Sequence[int], until: float) -> list[int]:
+        """Read objects, and return those whose lease was over before their bytes were there."""
+        late = []
+        for part in self._parts(plan, positions, until):
+            codes = self._state.client.get_whole(part, into_pools=True)
+            for at, code, size in zip(part.positions, codes, part.expected, strict=True):
+                if code == Code.LEASE_OVER:
+                    late.append(at)
+                elif code != size:
+                    self._settle(at, code)
+        return late
+
+    def _parts(
+        self, plan: TransferPlan, positions: Sequence[int], until: float
+    ) -> Iterator[CallPart]:
+        """Yield parts one by one while there is time; what there is none for has failed."""
+        limit = self._state.options.call_bytes
+        for part in parts_of(plan, positions, self._names, call_bytes=limit):
+            if time.monotonic() <= until:
+                yield part
+                continue
+            for at in part.positions:
+                self._settle(at, Code.NOT_TRANSFERRED)
+
+    # ---- by layer -------------------------------------------------------------------------------
+
+    def _read_parts(self, plan: TransferPlan, memory: DeviceAccess, until: float) -> None:
+        with self._lock:
+            self._start([at for at in self._good if at not in self._started | self._whole_only])
+        again = self._try_ranges(plan, self._ranged_ones(), until)
+        if again:
+            # The lease is over, or another reader of the same objects has ended the client's session.
+            with self._lock:
+                self._look(again)
+                self._start([at for at in again if self._statuses[at] is ReadStatus.OK])
+            left = set(again).intersection(self._ranged_ones())
+            self._whole_only.update(self._try_ranges(plan, sorted(left), until))
+        for at in sorted(self._whole_only.intersection(self._good)):
+            self._read_through_host(plan, at, memory, until)
+
+    def _ranged_ones(self) -> list[int]:
+        return [at for at in self._good if at not in self._whole_only]
+
+    def _try_ranges(self, plan: TransferPlan, positions: Sequence[int], until: float) -> list[int]:
+        """Read ranges, and return the objects that may be readable in another way."""
+        again: dict[int, None] = {}
+        for part in self._parts(plan, positions, until):
+            codes = self._state.client.get_ranges(part)
+            for at, code, size in zip(part.positions, codes, part.expected, strict=True):
+                if code in WHOLE_ONLY or code == Code.LEASE_OVER:
+                    again[at] = None
+                elif code != size:
+                    self._settle(at, code)
+        return list(again)
+
+    # ---- through host memory --------------------------------------------------------------------
+
+    def _read_through_host(
+        self, plan: TransferPlan, position: int, memory: DeviceAccess, until: float
+    ) -> None:
+        """Read a part of an object that can be read whole alone."""
+        kept = self._kept.get(position)
+        if kept is None and time.monotonic() <= until:
+            kept = self._fetch(position)
+        if kept is None:
+            self._settle(position, Code.NOT_TRANSFERRED)
+            return
+        slots = np.zeros(1, dtype=np.int64)
+        memory.copy_in(plan.select([position]), host_objects(kept.reshape(1, -1), slots))
+
+    def _fetch(self, position: int) -> NDArray[np.uint8] | None:
+        size = self._request.object_bytes
+        with self._state.blocks.block(size) as block:
+            part = CallPart()
+            part.add(position, self._names[position], ([block.ctypes.data], [size], [0]))
+            (code,) = self._state.client.get_whole(part, into_pools=False)
+            if code != size:
+                return None
+            self._state.count("read_whole")
+            kept = block[:size].copy()
+        if sum(one.nbytes for one in self._kept.values()) + size <= _MAX_KEPT:
+            self._kept[position] = kept
+        return kept
+
+    def close(self) -> None:
+        """See ReadSession."""
+        super().close()
+        with self._lock:
+            started, self._started = self._started, set()
+            self._kept.clear()
+        with suppress(StoreClosedError):  # the client that knew of it is gone
+            self._state.client.end_reads([self._names[at] for at in started])
+
+
+def host_objects(
+    rows: NDArray[np.uint8], slots: NDArray[np.int64], *, header_bytes: int = 0
+) -> HostObjects:
+    """Return objects that lie in rows of host memory, each behind a header; keep the rows while they are used."""
+    span = BufferSpan(
+        base_ptr=rows.ctypes.data,
+        rows=len(rows),
+        row_bytes=rows.shape[1],
+        row_stride=rows.shape[1],
+        label="values",
+        region=MemoryRegion(base_ptr=rows.ctypes.data, size_bytes=rows.nbytes, owner=rows),
+    )
+    return HostObjects(span=span, slots=slots, first_offset=-header_bytes)
+
+
+def _is_whole(plan: TransferPlan) -> bool:
+    return int(plan.range_bytes.sum()) == plan.object_bytes

@@ -1,0 +1,80 @@
+"""The state of an open store: its client, names, memory, counters, and what is removed but still leased."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import xxhash
+
+from kvlinker_mooncake.client import Client, Found
+from kvlinker_mooncake.memory import Blocks, PoolMemory
+from kvlinker_mooncake.names import Names
+from kvlinker_mooncake.options import MooncakeStoreOptions
+from kvlinker_mooncake.removing import Removals
+
+__all__ = ["StoreState", "checksum"]
+
+
+def checksum(data: memoryview) -> int:
+    """Return the XXH3 checksum of 64 bits."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+class StoreState:
+    """What all calls of one open store share."""
+
+    def __init__(self, options: MooncakeStoreOptions, client: Client) -> None:
+        """Take a client that has joined."""
+        self.options = options
+        self.client = client
+        self.names = Names(options.prefix)
+        self.pools = PoolMemory(client)
+        self.blocks = Blocks(client, options.call_bytes)
+        self.removals = Removals(client, options)
+        self.ranged = False
+        """Whether reads go layer by layer."""
+        self._lock = threading.Lock()
+        self._counters: Counter[str] = Counter()
+
+    def look(self, names: Sequence[str]) -> list[Found | None]:
+        """Return what is known of each object that can be read; None for the others, and for what is hidden.
+
+        Raises:
+            StoreError: the master cannot be asked.
+        """
+        hidden = self.removals.are_hidden(names)
+        # Not even asked for: a look takes a lease, and what is hidden waits for the end of the last one.
+        shown = [name for name, is_hidden in zip(names, hidden, strict=True) if not is_hidden]
+        found = dict(zip(shown, self.client.look(shown), strict=True))
+        return [found.get(name) for name in names]
+
+    def exist(self, names: Sequence[str]) -> tuple[bool, ...]:
+        """Return whether each object can be read; see `look`.
+
+        Raises:
+            StoreError: the master cannot be asked.
+        """
+        hidden = self.removals.are_hidden(names)
+        shown = [name for name, is_hidden in zip(names, hidden, strict=True) if not is_hidden]
+        found = dict(zip(shown, self.client.exist(shown), strict=True))
+        return tuple(found.get(name, False) for name in names)
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Add to a counter."""
+        if number:
+            with self._lock:
+                self._counters[name] += number
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """A copy of all counters."""
+        with self._lock:
+            return dict(self._counters)
+
+    def close(self) -> None:
+        """Let go of all memory, and leave the cluster. Idempotent."""
+        self.pools.unregister()
+        self.blocks.close()
+        self.client.close()

@@ -1,0 +1,90 @@
+"""Fixtures: a Mooncake cluster of the tests' own in a network of its own, and stores on it; without, tests say so."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from kvlinker_mooncake import MooncakeStore, MooncakeStoreOptions
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from mooncake_cluster import MooncakeCluster, OpenStore, missing_reason
+from network_namespace import NetworkNamespace
+
+MakeCluster = Callable[[], MooncakeCluster]
+
+
+@pytest.fixture(scope="session")
+def namespace() -> Iterator[NetworkNamespace]:
+    """Give a network of the tests' own; where there can be none, tests are counted as skipped, with the reason."""
+    if reason := missing_reason():
+        pytest.skip(reason)
+    try:
+        namespace = NetworkNamespace()
+    except PermissionError as error:
+        pytest.skip(f"a network namespace cannot be made, which needs root: {error}")
+    yield namespace
+    namespace.close()
+
+
+@pytest.fixture
+def inside(namespace: NetworkNamespace) -> Iterator[None]:
+    """Let a test, and the threads and processes that it begins, be in that network."""
+    with namespace.entered():
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(
+    namespace: NetworkNamespace, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MooncakeCluster]:
+    """Give the cluster that tests share."""
+    with namespace.entered():
+        cluster = MooncakeCluster(tmp_path_factory.mktemp("mooncake"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def cluster(shared_cluster: MooncakeCluster, inside: None) -> MooncakeCluster:  # noqa: ARG001  # a test that uses it is inside
+    """Give the cluster that tests share, each with a prefix of its own."""
+    return shared_cluster
+
+
+@pytest.fixture
+def own_cluster(inside: None, tmp_path: Path) -> Iterator[MooncakeCluster]:  # noqa: ARG001  # as above
+    """Give a cluster that a test may kill."""
+    cluster = MooncakeCluster(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Give a prefix that no other test has."""
+    return uuid.uuid4().hex[:8]
+
+
+@pytest.fixture
+def open_store(prefix: str) -> Iterator[OpenStore]:
+    """Give what opens a store on a cluster; it is closed after the test."""
+    stores: list[MooncakeStore] = []
+
+    def open_it(cluster: MooncakeCluster, **options: object) -> MooncakeStore:
+        config: Mapping[str, object] = {
+            **cluster.options,
+            "prefix": prefix,
+            "reads": "ranged",
+            **options,
+        }
+        stores.append(MooncakeStore(MooncakeStoreOptions.of_config(config)))
+        return stores[-1]
+
+    yield open_it
+    for store in stores:
+        store.close()
