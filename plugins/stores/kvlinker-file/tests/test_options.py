@@ -22,17 +22,21 @@ from kvlinker_file.options import parse_size
         ("1.5TB", 1_500_000_000_000),
         ("3 kB", 3000),
         ("7MiB", 7 << 20),
+        (2e10, 20_000_000_000),
     ],
 )
-def test_sizes_are_numbers_or_texts_with_a_unit(text: object, size: int) -> None:
-    assert parse_size(text, option="capacity") == size
+def test_sizes_are_whole_numbers_or_texts_with_a_unit(text: object, size: int) -> None:
+    found = parse_size(text, option="capacity")
+
+    assert (found, type(found)) == (size, int)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "20", "20 G", "GiB", "-1GiB", "1e3 B", None, 1.5, True, b"1B"]
+    "text",
+    ["", "20", "20 G", "GiB", "-1GiB", "1e3 B", None, 1.5, float("inf"), float("nan"), True, b"1B"],
 )
 def test_other_sizes_are_refused(text: object) -> None:
-    with pytest.raises(ContractError, match="capacity must be a number of bytes or a text such as"):
+    with pytest.raises(ContractError, match="capacity must be a whole number of bytes or a text"):
         parse_size(text, option="capacity")
 
 

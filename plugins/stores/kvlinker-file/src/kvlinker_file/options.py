@@ -49,11 +49,15 @@ def parse_size(value: object, *, option: str) -> int:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
+    if (
+        isinstance(value, float) and value.is_integer()
+    ):  # JSON has one kind of number: 2e10 is a whole one
+        return int(value)
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
         unit = _UNITS.get(match[2].upper())
         if unit is not None:
             return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
-    msg = f"{option} must be a number of bytes or a text such as '20GiB', got {value!r}"
+    msg = f"{option} must be a whole number of bytes or a text such as '20GiB', got {value!r}"
     raise ContractError(msg)
 
 

@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
-from kvlinker.device import HostObjects
+from kvlinker.device import DeviceAccess, HostObjects, HostPin
 from kvlinker.frames import header_bytes
 from kvlinker.spans import BufferSpan
 from kvlinker_file.mapping import FileMapping
@@ -178,6 +178,7 @@ class Segment:
         self._lock = threading.Lock()
         self._is_present = np.zeros(slots, dtype=np.bool_)
         self._mapping: FileMapping | None = None
+        self._pins: set[HostPin] = set()
 
     @property
     def rows(self) -> slice:
@@ -199,6 +200,24 @@ class Segment:
                     descriptor, self.file_bytes, alignment=self.kind.map_alignment
                 )
             return self._mapping
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether some access has pinned it."""
+        return bool(self._pins)
+
+    def pin(self, memory: DeviceAccess) -> bool:
+        """Let an access pin the file's memory as long as it is mapped; False where that cannot be.
+
+        Raises:
+            OSError: see `map`.
+        """
+        address = self.map().address
+        with self._lock:
+            pin = memory.pin_host(address, self.file_bytes)
+            if pin is not None:
+                self._pins.add(pin)  # each access has one pin of it, however often it is asked
+            return pin is not None
 
     def addresses(self, slots: IndexArray) -> IndexArray:
         """Return where slots begin.
@@ -226,11 +245,17 @@ class Segment:
         self.map().sync()
 
     def close(self) -> None:
-        """Unmap; nobody may use a slot any more. Idempotent."""
+        """Unpin and unmap; nobody may use a slot any more. Idempotent.
+
+        What a device does not let go of stays mapped until the process ends.
+        """
         with self._lock:
             if self._mapping is not None:
-                self._mapping.close()
+                kept = [pin for pin in self._pins if not pin.release()]
+                if not kept:
+                    self._mapping.close()
                 self._mapping = None
+                self._pins.clear()
 
 
 def _runs(slots: IndexArray) -> Sequence[tuple[int, int]]:

@@ -41,8 +41,11 @@ class _Part:
     headers: FrameHeaders
 
 
+_NO_ROWS: IndexArray = np.empty(0, dtype=np.int64)
+
+
 def _positions(parts: Sequence[_Part]) -> IndexArray:
-    return np.concatenate([np.empty(0, dtype=np.int64), *(part.positions for part in parts)])
+    return np.concatenate([_NO_ROWS, *(part.positions for part in parts)])
 
 
 class FileReadSession(ReadSession):
@@ -67,14 +70,24 @@ class FileReadSession(ReadSession):
         self._reads = 0
         self._is_closed = False
         self._parts: tuple[_Part, ...] | None = None
+        self._pinned_for: DeviceAccess | None = None
         self._status = np.where(rows == ABSENT, _MISS, _OK)
 
     def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
         """See ReadSession."""
         with self._state.using(), self._reading(plan):
-            for part in self._checked_parts():
+            parts = self._checked_parts()
+            self._pin(memory)
+            for part in parts:
                 self._read_part(part, plan, memory)
             return tuple(map(_STATUSES.__getitem__, self._status.tolist()))
+
+    def _pin(self, memory: DeviceAccess) -> None:
+        """Pin the segments once for each access that reads."""
+        if self._pinned_for is not memory:
+            self._pinned_for = memory
+            rows = [self._rows[part.positions] for part in self._parts or ()]
+            self._state.pin_segments(np.concatenate([_NO_ROWS, *rows]), memory)
 
     @contextmanager
     def _reading(self, plan: TransferPlan) -> Iterator[None]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvlinker.description import IndexArray
+from kvlinker.device import DeviceAccess
 from kvlinker.errors import StoreError
 from kvlinker_file.ages import Ages
 from kvlinker_file.catalog import Catalog, CatalogChange, SegmentRecord, place_of
@@ -25,6 +26,7 @@ from kvlinker_file.lifetime import Lifetime
 from kvlinker_file.marks import Marks
 from kvlinker_file.notices import Notices
 from kvlinker_file.options import Durability, FileStoreOptions
+from kvlinker_file.pinning import SegmentPins
 from kvlinker_file.recovery import clear_seats, make_again
 from kvlinker_file.sections import Sections, UnsettledError
 from kvlinker_file.segments import Segment
@@ -93,6 +95,7 @@ class StoreState:
         """Pinned rows and slots to let go of, for whoever of this opener's threads has the lock next."""
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._counting = threading.Lock()
+        self.pins = SegmentPins(lambda: self.space, self.count)
         self.notices = Notices(options.path, clock)
         self.lifetime = Lifetime(options.path, close_seconds=options.close_seconds)
         self.using, self.letting_go = self.lifetime.using, self.lifetime.letting_go
@@ -407,6 +410,17 @@ class StoreState:
             self.save_removals_if_idle()
         except StoreError as error:
             _log.warning("%s: %s", self.options.path, error)
+
+    def pin_segments(self, rows: IndexArray, memory: DeviceAccess) -> None:
+        """Let a device copy pinned rows itself, if that spares a copy and their segments may be pinned.
+
+        Raises:
+            OSError: the file of one is gone.
+        """
+        if self.pins.are_wanted(memory):
+            with self.changing():
+                segments = [segment for segment, _ in self.space.segments_of(rows)]
+            self.pins.pin(segments, memory)
 
     # ---- figures ------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from kvlinker_file.holds import FileHold
 from kvlinker_file.index import ABSENT
 from kvlinker_file.opening import open_state
 from kvlinker_file.options import FileStoreOptions
+from kvlinker_file.pinning import PIN_COUNTERS
 from kvlinker_file.selftest import run_self_test
 from kvlinker_file.sessions import FileReadSession
 from kvlinker_file.writing import write_batches
@@ -49,6 +50,7 @@ class FileStore(Store):
         *,
         clock: Callable[[], float] = time.monotonic,
         is_temporary: bool = False,
+        pin_bytes: int = 0,
     ) -> None:
         """Open the directory, or make it.
 
@@ -56,6 +58,7 @@ class FileStore(Store):
             options: see FileStoreOptions.
             clock: seconds, for the expiry of holds and whatever else is done from time to time.
             is_temporary: remove every object when this one closes the store and nobody else has it open.
+            pin_bytes: for a directory in memory: bytes of its files that are pinned for devices at once.
 
         Raises:
             StoreBusyError: another process has it open with another capacity or durability, or 64 have it open.
@@ -66,6 +69,9 @@ class FileStore(Store):
         """
         self._state = open_state(options, clock=clock)
         self._state.is_temporary = is_temporary
+        if pin_bytes:
+            self._state.pins.limit_bytes = pin_bytes
+            self._state.counters.update(dict.fromkeys(PIN_COUNTERS, 0))
         _log.info(
             "kvlinker: file store in %s, with a capacity of %d B and durability %s",
             options.path,
@@ -142,6 +148,12 @@ class FileStore(Store):
             capacity_bytes=state.options.capacity,
             counters=counters,
         )
+
+    def namespace_bytes(self, namespace: bytes) -> int:
+        """See Store; what every process has written that has the directory open, or had."""
+        state = self._state
+        with state.using(), state.changing():
+            return state.index.payload_bytes_of(namespace)
 
     # ---- moving -------------------------------------------------------------------------------
 

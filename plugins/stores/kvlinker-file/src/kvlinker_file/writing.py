@@ -74,7 +74,7 @@ def write_batches(
     works = [_work(batch) for batch in batches]
     kept = _look_up(state, works)
     try:
-        if _take_slots(state, works) and _prepare(state, works):
+        if _take_slots(state, works) and _prepare(state, works, memory):
             _copy(works, memory)
             _sync(state, works)
         _publish_if_allowed(state, works, may_publish)
@@ -156,12 +156,14 @@ def _abandon(state: StoreState, works: Sequence[_Work], status: WriteStatus) -> 
         work.mark(status)
 
 
-def _prepare(state: StoreState, works: Sequence[_Work]) -> bool:
+def _prepare(state: StoreState, works: Sequence[_Work], memory: DeviceAccess) -> bool:
     """Fault in what will be written; False, and nothing left to do, where the disk cannot give it."""
+    everything = [taken for work in works for taken in work.taken]
     try:
-        for work in works:
-            for taken in work.taken:
-                taken.segment.prepare_writing(taken.slots)
+        for taken in everything:
+            taken.segment.prepare_writing(taken.slots)
+        if state.pins.are_wanted(memory):  # now, so that the first load need not
+            state.pins.pin([taken.segment for taken in everything], memory)
     except OSError as error:
         _report_disk_error(state, works, error)
         return False

@@ -10,7 +10,7 @@ from typing import Self
 
 from kvlinker.errors import ContractError
 from kvlinker.spelling import nearest_names
-from kvlinker_file import FileStoreOptions
+from kvlinker_file import FileStoreOptions, parse_size
 
 __all__ = ["MemoryStoreOptions"]
 
@@ -35,6 +35,9 @@ class MemoryStoreOptions:
     """Whether opening writes, looks up, reads and deletes one small object first."""
     segment_size: int | str = 0
     """Bytes of one of the files; 0 for a 64th of the capacity."""
+    pin_bytes: int | str | None = None
+    """Bytes of its files that are pinned at once where pages lie on a GPU, so that it copies them itself; as much as
+    the capacity by default, 0 for none. What is pinned is not swapped, and not given back while it is."""
     close_seconds: float = 30.0
     """How long `close` waits for calls that still run."""
 
@@ -61,6 +64,20 @@ class MemoryStoreOptions:
             msg = "memory store: option 'capacity' is needed, such as capacity='8GiB'"
             raise ContractError(msg)
         return cls(**config)  # type: ignore[arg-type]  # the file store's options check every value
+
+    def pinned_bytes(self) -> int:
+        """Return how many bytes of files are pinned at most.
+
+        Raises:
+            ContractError: an option has a wrong value.
+        """
+        if self.pin_bytes is None:
+            return self.file_options().capacity
+        size = parse_size(self.pin_bytes, option="pin_bytes")
+        if size < 0:
+            msg = f"memory store: pin_bytes must be 0 or more, got {size}"
+            raise ContractError(msg)
+        return size
 
     def file_options(self) -> FileStoreOptions:
         """Return the options of the file store that it is.

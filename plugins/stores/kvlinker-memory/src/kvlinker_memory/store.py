@@ -20,9 +20,9 @@ def open_memory_store(options: MemoryStoreOptions) -> FileStore:
         ContractError: an option has a wrong value, the folder is in no tmpfs, or there is less memory than that.
         StoreError: the user's folder is another user's; or as FileStore raises it.
     """
-    own = options.file_options()
+    own, pin_bytes = options.file_options(), options.pinned_bytes()
     check_tmpfs(own.path)
     check_room(own.path, own.capacity)
     if options.path is None:
         check_owner(own.path)
-    return FileStore(own, is_temporary=not options.keep)
+    return FileStore(own, is_temporary=not options.keep, pin_bytes=pin_bytes)
