@@ -113,10 +113,11 @@ def fields_of(name: str) -> list[str]:
     return [field.name for field in dataclasses.fields(found)]
 
 
-def test_every_capability_of_stores_is_said_to_matter_to_a_linker() -> None:
-    listed = [cells[0] for cells in rows(read("writing-a-store-plugin.md"), "field of")]
+def test_every_capability_of_stores_is_said_to_matter_to_linker_kit_and_wrappers() -> None:
+    table = list(rows(read("writing-a-store-plugin.md"), "field of"))
 
-    assert listed == fields_of("StoreCapabilities")
+    assert [cells[0] for cells in table] == fields_of("StoreCapabilities")
+    assert all(len(cells) == 4 and all(cells) for cells in table)
 
 
 # ---- errors.md --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -51,6 +52,23 @@ def test_the_plugin_of_a_guide_passes_the_conformance_kit(guide: Path, tmp_path:
     outcome = run_kit(tmp_path)
 
     assert re.match(r"\d\d+ passed in", outcome)
+
+
+def test_the_store_of_the_guide_has_less_than_a_hundred_lines() -> None:
+    guide = (ROOT / "docs" / "writing-a-store-plugin.md").read_text(encoding="utf-8")
+
+    assert len(files_of(guide)["kvlinker_drawer.py"].splitlines()) < 100
+
+
+def test_the_packaging_of_the_guides_store_names_the_module_of_its_blocks() -> None:
+    guide = (ROOT / "docs" / "writing-a-store-plugin.md").read_text(encoding="utf-8")
+    (packaging,) = re.findall(r"^```toml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+
+    made = tomllib.loads(packaging)
+
+    (module,) = made["project"]["entry-points"]["kvlinker.stores"].values()
+    assert f"{module}.py" in files_of(guide)
+    assert made["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"] == [f"{module}.py"]
 
 
 def test_a_guides_blocks_are_put_together_by_file() -> None:

@@ -11,7 +11,7 @@ import threading
 import zlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeVar
 
 from kvlinker.device import DeviceAccess
@@ -265,9 +265,9 @@ class _Values(NamedValues):
 
     def fetch(
         self, keys: Sequence[ObjectKey], ranges: Sequence[tuple[int, int]]
-    ) -> Iterator[Fetched]:
-        for number, key in enumerate(keys):
-            for at, (start, size) in enumerate(ranges):
+    ) -> Generator[Fetched]:
+        for at, (start, size) in enumerate(ranges):
+            for number, key in enumerate(keys):
                 found = self._get(key, start, size)
                 view = None if found is None else memoryview(found)
                 yield Fetched(range=at, numbers=[number], views=[view])
