@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvlinker.device import DeviceAccess
@@ -17,6 +17,8 @@ from kvlinker.stores.usage import Usage, usage_of
 from kvlinker.stores.wrapped import WrappedStore
 
 __all__ = ["QuotaStore"]
+
+_REFRESH_SECONDS = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class QuotaStore(WrappedStore):
         *,
         max_bytes: int | None = None,
         namespaces: Mapping[bytes, int] | None = None,
+        refresh_seconds: float = _REFRESH_SECONDS,
     ) -> None:
         """Take over an open store.
 
@@ -43,6 +46,7 @@ class QuotaStore(WrappedStore):
             store: where it tells what a namespace has, all of that counts, and else what this process has written.
             max_bytes: of each namespace that is not named; None for any number.
             namespaces: bytes of those that are.
+            refresh_seconds: after which a store that tells is asked again, for what other processes have written.
 
         Raises:
             ContractError: nothing is limited, a number is negative, or a name is none of a namespace.
@@ -57,6 +61,7 @@ class QuotaStore(WrappedStore):
             _checked(name): as_integer(limit, f"quota of {name.hex()}", at_least=0)
             for name, limit in (namespaces or {}).items()
         }
+        self._refresh_seconds = refresh_seconds
         self._lock = threading.Lock()
         self._shares: dict[bytes, _Share | None] = {}
         self._counts = EventCounts()
@@ -73,6 +78,7 @@ class QuotaStore(WrappedStore):
         fits: dict[ObjectKey, bool] = {}
         statuses: dict[ObjectKey, WriteStatus] = {}
         try:
+            self._refresh({key[:NAMESPACE_BYTES] for key in sizes})
             for key, size in sizes.items():
                 fits[key] = self._reserve(key, size)
             there = self._there([key for key in sizes if not fits[key]])
@@ -115,6 +121,12 @@ class QuotaStore(WrappedStore):
         )
         with self._lock:
             return self._shares.setdefault(namespace, made)
+
+    def _refresh(self, namespaces: Collection[bytes]) -> None:
+        for namespace in namespaces:
+            share = self._share(namespace)
+            if share is not None:
+                share.usage.refresh(self._refresh_seconds)
 
     def _reserve(self, key: ObjectKey, size: int) -> bool:
         share = self._share(key[:NAMESPACE_BYTES])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from itertools import islice
 
@@ -12,6 +13,8 @@ __all__ = ["CountedUsage", "ToldUsage", "Usage", "usage_of"]
 
 _KEYS_AT_ONCE = 4096
 """Keys that are asked for at a time, to see which of them the store has evicted."""
+_MAX_LOAD = 100
+"""A store is asked what it holds again after so many times what it took to say."""
 
 
 class Usage(ABC):
@@ -47,6 +50,10 @@ class Usage(ABC):
         """
 
     @abstractmethod
+    def refresh(self, seconds: float) -> None:
+        """Ask a store that tells what it holds, if that was asked longer than so many seconds ago."""
+
+    @abstractmethod
     def recount(self, *, everything: bool = False) -> None:
         """Look again what the store holds: some of the objects that are counted, or all of them."""
 
@@ -68,6 +75,7 @@ class ToldUsage(Usage):
         self._reserved = 0
         self._written = 0
         """Bytes of all objects so far that were written here."""
+        self._asked, self._took = time.monotonic(), 0.0
 
     def reserve(self, key: ObjectKey, size: int, *, limit: int) -> bool:  # noqa: ARG002  # the store knows its keys
         """See Usage."""
@@ -91,14 +99,23 @@ class ToldUsage(Usage):
     def forget(self, key: ObjectKey, *, since: int) -> None:
         """See Usage; the store is asked when the room is needed."""
 
+    def refresh(self, seconds: float) -> None:
+        """See Usage; less often where the answer takes more than a hundredth of the time, and with 0 always."""
+        pause = max(seconds, _MAX_LOAD * self._took) if seconds else 0.0
+        if time.monotonic() - self._asked >= pause:
+            self.recount()
+
     def recount(self, *, everything: bool = False) -> None:  # noqa: ARG002  # it is one question
         """See Usage; what is written meanwhile counts twice until the next time, rather than never."""
         with self._lock:
             before = self._written
+        began = time.monotonic()
         told = self._store.namespace_bytes(self._namespace)
         with self._lock:
             if told is not None:
                 self._used = told + self._written - before
+            self._asked = time.monotonic()
+            self._took = self._asked - began
 
 
 class CountedUsage(Usage):
@@ -147,6 +164,9 @@ class CountedUsage(Usage):
     def _drop(self, key: ObjectKey) -> None:
         size, _ = self._sizes.pop(key, (0, 0))
         self._used -= size
+
+    def refresh(self, seconds: float) -> None:
+        """See Usage; this one cannot."""
 
     def recount(self, *, everything: bool = False) -> None:
         """See Usage; some are a few thousand, those first that were not looked for for the longest time."""

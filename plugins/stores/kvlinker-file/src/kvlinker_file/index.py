@@ -116,6 +116,13 @@ class ObjectIndex:
         """Return the rows of all living objects."""
         return np.concatenate([np.empty(0, dtype=np.int64), *map(self.rows_in, self._space)])
 
+    def payload_bytes_of(self, namespace: bytes) -> int:
+        """Return the payload bytes of the living objects whose keys begin with a namespace."""
+        rows = self.all_rows()
+        keys = self._tables.rows.key[rows].view(np.uint8).reshape(len(rows), OBJECT_KEY_BYTES)
+        is_own = (keys[:, : len(namespace)] == np.frombuffer(namespace, np.uint8)).all(axis=1)
+        return int(self._space.payloads_of(rows[is_own]).sum())
+
     # ---- slots --------------------------------------------------------------------------------
 
     def take(self, kind: SlotKind, count: int) -> list[Taken]:
