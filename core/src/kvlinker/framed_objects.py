@@ -40,6 +40,7 @@ __all__ = [
     "cut_plan",
     "frame_pages",
     "sort_values",
+    "which_are_right",
 ]
 
 
@@ -312,6 +313,29 @@ def are_ranges_right(
     expected = headers.checksums[number, piece.frames].tolist()
     places = zip(starts.tolist(), ends.tolist(), expected, strict=True)
     return all(checksum(view[start:end]) == wanted for start, end, wanted in places)
+
+
+def which_are_right(
+    headers: FrameHeaders,
+    numbers: IndexArray,
+    piece: Piece,
+    views: Sequence[memoryview | None],
+    *,
+    checksum: Checksum,
+) -> list[bool]:
+    """Tell for each object, all of the same ranges, whether the bytes of a piece are what its header says."""
+    first = int(numbers[0])
+    starts = headers.offsets[first, piece.frames] - piece.start
+    ends = starts + headers.sizes[first, piece.frames]
+    places = [slice(*place) for place in zip(starts.tolist(), ends.tolist(), strict=True)]
+    expected = headers.checksums[numbers, piece.frames].tolist()
+    size = piece.size
+    return [
+        view is not None
+        and len(view) == size
+        and [checksum(view[place]) for place in places] == sums
+        for view, sums in zip(views, expected, strict=True)
+    ]
 
 
 def frame_pages(

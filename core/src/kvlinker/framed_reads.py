@@ -22,11 +22,12 @@ from kvlinker.framed_objects import (
     Look,
     Piece,
     WantedObjects,
-    are_ranges_right,
     cut_plan,
+    which_are_right,
 )
+from kvlinker.framed_runs import FramedRun, following
 from kvlinker.frames import header_bytes
-from kvlinker.named_values import Beginning, NamedValues
+from kvlinker.named_values import Beginning, NamedValues, Range
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.store import ObjectKey, ReadRequest, ReadSession, ReadStatus
@@ -70,6 +71,8 @@ class FramedReadSession(ReadSession):
         self._is_closed = False
         self._parts: Sequence[FoundObjects] | None = None
         self._status = np.zeros(len(request.keys), dtype=np.int64)
+        self._run: FramedRun | None = None
+        """What the last read began and the next one may go on with."""
 
     def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
         """See ReadSession.
@@ -100,7 +103,11 @@ class FramedReadSession(ReadSession):
 
     def close(self) -> None:
         """See ReadSession."""
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
+            run, self._run = self._run, None
+        if run is not None:
+            run.close()
 
     # ---- headers ------------------------------------------------------------------------------
 
@@ -169,13 +176,54 @@ class FramedReadSession(ReadSession):
         """Read what a plan needs of some objects of a part, whose tables of ranges are the same."""
         limit = self._values.answer_bytes
         pieces = list(cut_plan(part.headers, int(numbers[0]), plan, limit))
-        good = numbers[self._status[part.positions[numbers]] == _OK]
-        if not pieces or not len(good):
+        if not pieces:
             return
         ranges = [(part.header_bytes + piece.start, piece.size) for piece in pieces]
-        for fetched in self._values.fetch(self._keys(part.positions[good]), ranges):
-            these = good[np.array(fetched.numbers, dtype=np.int64)]
-            self._land(part, these, pieces[fetched.range], fetched.views, memory)
+        run = self._run_of(part, numbers, ranges)
+        if run is None:
+            return
+        try:
+            for fetched in run.take(len(ranges)):
+                these = run.numbers[np.array(fetched.numbers, dtype=np.int64)]
+                self._land(part, these, pieces[fetched.range], fetched.views, memory)
+        except BaseException:
+            run.close()
+            raise
+        self._keep(run)
+
+    def _run_of(
+        self, part: FoundObjects, numbers: IndexArray, ranges: Sequence[Range]
+    ) -> FramedRun | None:
+        """Return a run that gives these ranges next: the expected one, or a new one; None if no object is good."""
+        with self._lock:
+            run, self._run = self._run, None
+        if run is not None and run.gives(part, numbers, ranges):
+            return run
+        expected: Sequence[Range] = ()
+        if run is not None:
+            run.close()
+            if run.is_followed_by(part, numbers, ranges):
+                expected = following(ranges, part.header_bytes + self._wanted.object_bytes)
+        good = numbers[self._status[part.positions[numbers]] == _OK]
+        if not len(good):
+            return None
+        keys = self._keys(part.positions[good])
+        return FramedRun(
+            part=part,
+            asked=numbers,
+            numbers=good,
+            ranges=[*ranges, *expected],
+            fetched=self._values.fetch(keys, ranges, expected=expected),
+        )
+
+    def _keep(self, run: FramedRun) -> None:
+        """Keep a run for the next read, in the place of the one that is there."""
+        with self._lock:
+            old: FramedRun | None = run
+            if not self._is_closed:
+                old, self._run = self._run, run
+        if old is not None:
+            old.close()
 
     def _land(
         self,
@@ -191,24 +239,23 @@ class FramedReadSession(ReadSession):
         if not is_good.all():  # of what went or was damaged in another piece nothing is wanted
             views = [views[place] for place in np.flatnonzero(is_good).tolist()]
             numbers = numbers[is_good]
-        right: list[int] = []
-        gone: list[int] = []
-        wrong: list[int] = []
-        for place, (number, view) in enumerate(zip(numbers.tolist(), views, strict=True)):
-            if view is None:
-                gone.append(place)
-            elif are_ranges_right(part.headers, number, piece, view, checksum=checksum):
-                right.append(place)
-            else:
-                wrong.append(place)
+        if not len(numbers):
+            return
+        verdicts = which_are_right(part.headers, numbers, piece, views, checksum=checksum)
         positions = part.positions[numbers]
-        if right:
-            good = [view for view in map(views.__getitem__, right) if view is not None]
-            _copy_in(piece, positions[right], good, memory)
-        self._vanish(positions[gone])
-        if wrong:
-            is_short = [len(views[place] or b"") != piece.size for place in wrong]
-            self._look_again(part, numbers[wrong], np.array(is_short))
+        if all(verdicts):
+            _copy_in(piece, positions, [view for view in views if view is not None], memory)
+            return
+        is_right = np.array(verdicts)
+        good = [view for view, right in zip(views, verdicts, strict=True) if right and view]
+        if good:
+            _copy_in(piece, positions[is_right], good, memory)
+        is_gone = np.array([view is None for view in views])
+        self._vanish(positions[is_gone])
+        is_wrong = ~is_right & ~is_gone
+        if is_wrong.any():
+            is_short = np.array([len(view or b"") != piece.size for view in views])
+            self._look_again(part, numbers[is_wrong], is_short[is_wrong])
 
     def _vanish(self, positions: IndexArray) -> None:
         """Note that objects went, or were written anew, since their headers were read."""

@@ -7,8 +7,9 @@ reads from here and from `kvlinker.framed_reads`, and writes from `kvlinker.fram
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from kvlinker.errors import ContractError
 from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES
@@ -18,6 +19,7 @@ __all__ = [
     "Beginning",
     "Fetched",
     "NamedValues",
+    "Range",
     "digits_of_key",
     "digits_of_namespace",
     "parts_of",
@@ -52,6 +54,10 @@ def parts_of(count: int, size: int) -> Iterator[slice]:
     """Yield slices of at most `size` that cover `count` items in order."""
     for start in range(0, count, size):
         yield slice(start, min(start + size, count))
+
+
+Range: TypeAlias = tuple[int, int]
+"""First byte in the value, and bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +104,16 @@ class NamedValues(ABC):
 
     @abstractmethod
     def fetch(
-        self, keys: Sequence[ObjectKey], ranges: Sequence[tuple[int, int]]
-    ) -> Iterator[Fetched]:
-        """Yield ranges, (first byte, bytes), of every value, each range of each key once and in any order."""
+        self, keys: Sequence[ObjectKey], ranges: Sequence[Range], *, expected: Sequence[Range] = ()
+    ) -> Generator[Fetched]:
+        """Yield ranges of every value: all values' first range, all values' second, and so on.
+
+        Args:
+            keys: of the values.
+            ranges: what is wanted.
+            expected: what will be wanted next, as far as one can guess, yielded behind the ranges and counted with
+                them. Some of it may be on its way while others are used; the generator may be closed before.
+        """
 
     @abstractmethod
     def remove(self, keys: Sequence[ObjectKey]) -> None:

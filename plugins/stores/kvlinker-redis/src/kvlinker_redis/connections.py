@@ -121,8 +121,10 @@ class SocketReading(Reading):
         return replies
 
     def _ask_ahead(self) -> None:
-        """Ask what may be on its way by now."""
+        """Ask what may be on its way by now, much at a time: each time wakes the server."""
         room = _AHEAD_BYTES - sum(question.room for question in self._asked)
+        if self._asked and room < _AHEAD_BYTES // 2:
+            return
         commands: list[Command] = []
         while self._unasked and (not self._asked or room >= self._unasked[0].room):
             question = self._unasked.popleft()

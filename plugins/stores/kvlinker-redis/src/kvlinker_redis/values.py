@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from itertools import starmap
 
 from kvlinker.host_blocks import HostBlocks
-from kvlinker.named_values import Beginning, Fetched, NamedValues, parts_of
+from kvlinker.named_values import Beginning, Fetched, NamedValues, Range, parts_of
 from kvlinker.store import ObjectKey
 from kvlinker_redis.lanes import RedisLane
 from kvlinker_redis.names import Names
@@ -17,7 +18,9 @@ from kvlinker_redis.wire import Command, Reply
 __all__ = ["RedisValues"]
 
 _ANSWER_BYTES = 1 << 20
-"""Bytes that are checked and copied while they are in the processor's cache, and the next ones arrive."""
+"""Of one value at a time: less is more commands, more is memory of the server."""
+_TOGETHER_BYTES = 2 << 20
+"""Values that are checked and copied together, while they are in the processor's cache and the next ones arrive."""
 _NOTHING = memoryview(b"")
 
 
@@ -32,6 +35,7 @@ class RedisValues(NamedValues):
         self._names = names
         self._ttl = options.ttl_seconds
         self._answer_bytes = min(_ANSWER_BYTES, options.call_bytes)
+        self._together_bytes = min(_TOGETHER_BYTES, options.call_bytes)
         self._blocks = blocks
 
     @property
@@ -43,53 +47,44 @@ class RedisValues(NamedValues):
         self, keys: Sequence[ObjectKey], size: int
     ) -> Iterator[Sequence[tuple[int, Beginning | None]]]:
         """See NamedValues; with a TTL, what is looked at lives on."""
-        step = 2 if self._ttl is None else 3
-
-        def commands_of(name: str) -> Sequence[Command]:
-            commands: list[Command] = [("GETRANGE", name, 0, size - 1), ("STRLEN", name)]
-            return commands if self._ttl is None else [*commands, ("EXPIRE", name, self._ttl)]
-
-        for first, replies in self._replies(self._names.of_objects(keys), size, step, commands_of):
-            yield [
-                (first + at, _beginning(replies[at * step], replies[at * step + 1]))
-                for at in range(len(replies) // step)
-            ]
-
-    def fetch(
-        self, keys: Sequence[ObjectKey], ranges: Sequence[tuple[int, int]]
-    ) -> Iterator[Fetched]:
-        """See NamedValues."""
         names = self._names.of_objects(keys)
-        for number, (start, size) in enumerate(ranges):
-            last = start + size - 1
-
-            def commands_of(name: str, start: int = start, last: int = last) -> Sequence[Command]:
-                return (("GETRANGE", name, start, last),)
-
-            for first, replies in self._replies(names, size, 1, commands_of):
-                views = [_view(reply) for reply in replies]
-                numbers = range(first, first + len(views))
-                yield Fetched(range=number, numbers=numbers, views=views)
-
-    def _replies(
-        self,
-        names: Sequence[str],
-        size: int,
-        step: int,
-        commands_of: Callable[[str], Sequence[Command]],
-    ) -> Iterator[tuple[int, Sequence[Reply]]]:
-        """Yield replies of `size` bytes at most, of some names at a time, and the number of the first name."""
-        each = max(1, min(MAX_COMMANDS // step, self._answer_bytes // size))
+        step = 2 if self._ttl is None else 3
+        each = max(1, min(MAX_COMMANDS // step, self._together_bytes // size))
         parts = list(parts_of(len(names), each))
         questions = [
-            Question(
-                commands=[command for name in names[part] for command in commands_of(name)],
-                reply_bytes=size,
-            )
-            for part in parts
+            Question(commands=self._looks(names[part], size), reply_bytes=size) for part in parts
         ]
         for part, replies in zip(parts, self._lane.ask(questions, self._blocks), strict=True):
-            yield part.start, replies
+            pairs = zip(replies[::step], replies[1::step], strict=True)
+            yield list(enumerate(starmap(_beginning, pairs), start=part.start))
+
+    def _looks(self, names: Sequence[str], size: int) -> Sequence[Command]:
+        commands: list[Command] = []
+        for name in names:
+            commands += [("GETRANGE", name, 0, size - 1), ("STRLEN", name)]
+            if self._ttl is not None:
+                commands.append(("EXPIRE", name, self._ttl))
+        return commands
+
+    def fetch(
+        self, keys: Sequence[ObjectKey], ranges: Sequence[Range], *, expected: Sequence[Range] = ()
+    ) -> Generator[Fetched]:
+        """See NamedValues."""
+        names = self._names.of_objects(keys)
+        parts: list[tuple[int, slice]] = []
+        questions: list[Question] = []
+        for number, (start, size) in enumerate([*ranges, *expected]):
+            for part in parts_of(
+                len(names), max(1, min(MAX_COMMANDS, self._together_bytes // size))
+            ):
+                parts.append((number, part))
+                last = start + size - 1
+                commands = [("GETRANGE", name, start, last) for name in names[part]]
+                questions.append(Question(commands=commands, reply_bytes=size))
+        replies = self._lane.ask(questions, self._blocks)
+        for (number, part), some in zip(parts, replies, strict=True):
+            views = [_view(reply) for reply in some]
+            yield Fetched(range=number, numbers=range(part.start, part.stop), views=views)
 
     def remove(self, keys: Sequence[ObjectKey]) -> None:
         """See NamedValues."""

@@ -41,22 +41,22 @@ def views_of(replies: Sequence[Reply]) -> list[Reply]:
 def packed(commands: Sequence[Command]) -> list[bytes | memoryview]:
     """Return commands as the pieces that go over the wire; values are sent from where they lie."""
     pieces: list[bytes | memoryview] = []
-    text = bytearray()
+    texts: list[bytes] = []
     for command in commands:
-        text += b"*%d\r\n" % len(command)
+        texts.append(b"*%d\r\n" % len(command))
         for argument in command:
             if isinstance(argument, memoryview):
-                text += b"$%d\r\n" % argument.nbytes
-                pieces.append(bytes(text))
+                texts.append(b"$%d\r\n" % argument.nbytes)
+                pieces.append(b"".join(texts))
                 pieces += [
                     argument[start : start + _SEND_BYTES]
                     for start in range(0, argument.nbytes, _SEND_BYTES)
                 ]
-                text = bytearray(_END)
+                texts = [_END]
             else:
                 raw = argument if isinstance(argument, bytes) else str(argument).encode()
-                text += b"$%d\r\n%b\r\n" % (len(raw), raw)
-    return [*pieces, bytes(text)]
+                texts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
+    return [*pieces, b"".join(texts)]
 
 
 def room_for(count: int, size: int) -> int:

@@ -7,10 +7,10 @@ waits is given up too, and a dead server costs one wait and not one for each req
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kvlinker.errors import StoreError, StoreTimeoutError
 from kvlinker.store_lanes import StoreLane
@@ -21,7 +21,7 @@ from kvlinker_s3.options import S3StoreOptions
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["Lane", "RefusedRequestError"]
+__all__ = ["Asked", "Lane", "RefusedRequestError"]
 
 _T = TypeVar("_T")
 _WORDS = {
@@ -39,6 +39,15 @@ class RefusedRequestError(StoreError):
         """Say so, and what kind it is of."""
         super().__init__(message)
         self.failure = failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(Generic[_T]):
+    """Requests whose answers are taken together."""
+
+    requests: Sequence[Callable[[ObjectStore], _T]]
+    bytes: int
+    """Of all answers."""
 
 
 class Lane(StoreLane):
@@ -77,38 +86,40 @@ class Lane(StoreLane):
         call = _Call()
         return self.guarded(lambda: self._answers(requests, call)) if requests else []
 
-    def stream(
-        self, requests: Sequence[Callable[[ObjectStore], _T]], *, ahead: int, together: int
-    ) -> Iterator[Sequence[_T]]:
-        """Yield what requests return, in order, while the next ones run.
+    def stream(self, asked: Sequence[Asked[_T]], *, ahead_bytes: int) -> Generator[Sequence[_T]]:
+        """Yield the answers to requests that are asked together, in order, while others run.
 
         Args:
-            requests: what to ask.
-            ahead: so many requests, whose answers may be in memory at a time.
-            together: so many answers are yielded at a time.
+            asked: what to ask, some requests at a time.
+            ahead_bytes: of answers that may be in memory at a time.
 
         Raises:
             StoreError: see `run`.
         """
-        if len(requests) == 1:
-            yield self.run(requests)
+        if len(asked) == 1 and len(asked[0].requests) == 1:
+            yield self.run(asked[0].requests)
             return
         call = _Call()
-        left = iter(requests)
-        waiting: deque[Future[_T | StoreError]] = deque()
+        left = deque(asked)
+        waiting: deque[tuple[Asked[_T], list[Future[_T | StoreError]]]] = deque()
 
         def take() -> list[_T]:
-            more = islice(left, ahead - len(waiting))
-            waiting.extend(self._threads.submit(self._answer, request, call) for request in more)
-            count = min(together, len(waiting))
-            return [_raised(waiting.popleft().result()) for _ in range(count)]
+            room = ahead_bytes - sum(one.bytes for one, _ in waiting)
+            while left and (not waiting or room >= left[0].bytes):
+                one = left.popleft()
+                room -= one.bytes
+                futures = [self._threads.submit(self._answer, ask, call) for ask in one.requests]
+                waiting.append((one, futures))
+            return [_raised(future.result()) for future in waiting[0][1]]
 
         try:
-            while answers := self.guarded(take):
-                yield answers
+            while left or waiting:
+                yield self.guarded(take)
+                waiting.popleft()
         finally:
-            for future in waiting:
-                future.cancel()
+            for _, futures in waiting:
+                for future in futures:
+                    future.cancel()
 
     def _answers(
         self, requests: Sequence[Callable[[ObjectStore], _T]], call: _Call

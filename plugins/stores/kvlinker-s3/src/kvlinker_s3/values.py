@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import TypeVar
+from collections.abc import Generator, Iterator, Sequence
 
-from kvlinker.named_values import Beginning, Fetched, NamedValues
+import numpy as np
+
+from kvlinker.named_values import Beginning, Fetched, NamedValues, Range, parts_of
 from kvlinker.store import ObjectKey
-from kvlinker_s3.lanes import Lane
+from kvlinker_s3.lanes import Asked, Lane
 from kvlinker_s3.names import Names
-from kvlinker_s3.requests import Request, begin_of, delete, ranges_of
+from kvlinker_s3.requests import begin_of, delete, ranges_of
 
 __all__ = ["S3Values"]
 
-_T = TypeVar("_T")
 _TOGETHER_BYTES = 1 << 20
 """Short answers are handed over together, up to so many bytes."""
 
@@ -37,47 +36,71 @@ class S3Values(NamedValues):
         self, keys: Sequence[ObjectKey], size: int
     ) -> Iterator[Sequence[tuple[int, Beginning | None]]]:
         """See NamedValues."""
-        requests = [begin_of(name, size) for name in self._names.of_objects(keys)]
-        for first, answers in self._answers(requests, size):
-            yield list(enumerate(answers, start=first))
+        names = self._names.of_objects(keys)
+        parts = _together(len(names), size)
+        asked = [
+            Asked(requests=[begin_of(name, size) for name in names[part]], bytes=each)
+            for part, each in parts
+        ]
+        answers = self._lane.stream(asked, ahead_bytes=self._call_bytes)
+        for (part, _), some in zip(parts, answers, strict=True):
+            yield list(enumerate(some, start=part.start))
 
     def fetch(
-        self, keys: Sequence[ObjectKey], ranges: Sequence[tuple[int, int]]
-    ) -> Iterator[Fetched]:
-        """See NamedValues; ranges of one object are one call of the library."""
+        self, keys: Sequence[ObjectKey], ranges: Sequence[Range], *, expected: Sequence[Range] = ()
+    ) -> Generator[Fetched]:
+        """See NamedValues; ranges of one object that are asked for at once are one call of the library."""
         names = self._names.of_objects(keys)
-        for part in self._parts([size for _, size in ranges]):
-            chosen = ranges[part]
-            requests = [ranges_of(name, chosen) for name in names]
-            size = sum(length for _, length in chosen)
-            for first, answers in self._answers(requests, size):
-                numbers = range(first, first + len(answers))
-                for at in range(len(chosen)):
-                    views = [None if answer is None else answer[at] for answer in answers]
-                    yield Fetched(range=part.start + at, numbers=numbers, views=views)
+        everything = [*ranges, *expected]
+        asked: list[Asked[list[memoryview] | None]] = []
+        parts: list[tuple[slice, slice]] = []
+        for group in self._groups(len(names), everything, len(ranges)):
+            chosen = everything[group]
+            for part, each in _together(len(names), sum(size for _, size in chosen)):
+                parts.append((group, part))
+                requests = [ranges_of(name, chosen) for name in names[part]]
+                asked.append(Asked(requests=requests, bytes=each))
+        answers = self._lane.stream(asked, ahead_bytes=self._call_bytes)
+        held: list[tuple[slice, Sequence[list[memoryview] | None]]] = []
+        for (group, part), some in zip(parts, answers, strict=True):
+            held.append((part, some))
+            # What was guessed comes in the order of ranges, which are taken one after the other.
+            if group.stop <= len(ranges) or part.stop == len(names):
+                yield from _fetched(group, held)
+                held.clear()
 
-    def _parts(self, sizes: Sequence[int]) -> Iterator[slice]:
-        """Yield ranges that are asked for at once: of so many bytes as may be in memory, or one alone."""
-        cuts, total = [0], 0
-        for at, size in enumerate(sizes):
-            if total and total + size > self._call_bytes:
-                cuts.append(at)
-                total = 0
-            total += size
-        for start, end in pairwise([*cuts, len(sizes)]):
-            yield slice(start, end)
+    def _groups(self, count: int, ranges: Sequence[Range], wanted: int) -> Iterator[slice]:
+        """Yield ranges that are asked for at once of each of `count` objects: more and more of the expected ones.
 
-    def _answers(
-        self, requests: Sequence[Request[_T]], size: int
-    ) -> Iterator[tuple[int, Sequence[_T]]]:
-        """Yield answers of so many bytes each in order, with the number of the first."""
-        together = max(1, _TOGETHER_BYTES // size)
-        ahead = max(1, self._call_bytes // size)
-        first = 0
-        for answers in self._lane.stream(requests, ahead=ahead, together=together):
-            yield first, answers
-            first += len(answers)
+        No more than half of what may be in memory, so that some can be on their way while others are used.
+        """
+        start, most = 0, wanted
+        while start < len(ranges):
+            limit = wanted if start < wanted else min(start + most, len(ranges))
+            ends = np.cumsum([count * size for _, size in ranges[start:limit]])
+            fitting = int(np.searchsorted(ends, self._call_bytes // 2, side="right"))
+            stop = start + max(1, fitting)
+            yield slice(start, stop)
+            if start >= wanted:
+                most *= 2
+            start = stop
 
     def remove(self, keys: Sequence[ObjectKey]) -> None:
         """See NamedValues."""
         self._lane.run([delete([name]) for name in self._names.of_objects(keys)])
+
+
+def _fetched(
+    group: slice, found: Sequence[tuple[slice, Sequence[list[memoryview] | None]]]
+) -> Iterator[Fetched]:
+    """Yield the answers to requests for the same ranges, range by range."""
+    for at in range(group.start, group.stop):
+        for part, answers in found:
+            views = [None if one is None else one[at - group.start] for one in answers]
+            yield Fetched(range=at, numbers=range(part.start, part.stop), views=views)
+
+
+def _together(count: int, size: int) -> list[tuple[slice, int]]:
+    """Return which of `count` answers of some bytes are handed over together, and their bytes."""
+    parts = parts_of(count, max(1, _TOGETHER_BYTES // size))
+    return [(part, (part.stop - part.start) * size) for part in parts]
