@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from foreign_memory import flip_byte_in_memory
+from peer_process import PeerProcess
 
 import kvlinker_nixl
 from kvlinker.store import ObjectKey, Store
@@ -39,3 +41,27 @@ class TestDirectFileStore(FileKit):
 
 class TestStagedFileStorePastThePageCache(FileKit):
     options: Mapping[str, object] = {"direct_io": True, "io": "uring"}
+
+
+class PeerKit(PersistentStoreTests):
+    plugin = kvlinker_nixl
+    options: Mapping[str, object] = {}
+
+    @pytest.fixture
+    def config(self, empty_peer: PeerProcess) -> Mapping[str, object]:
+        return {"backend": "UCX", "server": empty_peer.server, **self.options}
+
+    @pytest.fixture
+    def damage(self, empty_peer: PeerProcess) -> Damage:
+        def flip(_store: Store, _key: ObjectKey, payload: bytes) -> None:
+            flip_byte_in_memory(empty_peer.pid, payload)
+
+        return flip
+
+
+class TestStagedPeerStore(PeerKit):
+    options: Mapping[str, object] = {"staged": True}
+
+
+class TestDirectPeerStore(PeerKit):
+    options: Mapping[str, object] = {"staged": False}

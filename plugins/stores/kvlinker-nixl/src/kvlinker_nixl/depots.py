@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvlinker.description import IndexArray
+from kvlinker.errors import StoreError
 from kvlinker.frames import MAX_RANGES, header_bytes
 from kvlinker.store import ObjectKey, StoreStats
 from kvlinker_nixl.moving import Target
@@ -65,7 +66,11 @@ class Depot(ABC):
 
     @abstractmethod
     def publish(self, reservation: Reservation) -> tuple[bool, ...]:
-        """Let the objects that found room be found; [keys] False where another writer was faster, or none was asked."""
+        """Let the objects that found room be found; [keys] False where another writer was faster, or none was asked.
+
+        Raises:
+            StoreError: the room was given back, or the depot cannot be asked.
+        """
 
     @abstractmethod
     def discard(self, reservation: Reservation) -> None:
@@ -191,7 +196,10 @@ class LocalDepot(Depot):
     def publish(self, reservation: Reservation) -> tuple[bool, ...]:
         """See Depot."""
         with self._lock:
-            taken = self._reserved.pop(reservation.number, [None] * len(reservation.offsets))
+            taken = self._reserved.pop(reservation.number, None)
+            if taken is None:
+                msg = "room that was given back cannot be published"
+                raise StoreError(msg)
             return tuple(entry is not None and self._space.publish(entry) for entry in taken)
 
     def discard(self, reservation: Reservation) -> None:

@@ -14,6 +14,7 @@ from kvlinker_nixl.depots import LocalDepot
 from kvlinker_nixl.library import Client, load_client
 from kvlinker_nixl.moving import Line, LineLimits, Target
 from kvlinker_nixl.options import Backend, NixlStoreOptions
+from kvlinker_nixl.peer_depot import Channel, PeerDepot
 from kvlinker_nixl.registering import PoolRegistrations
 from kvlinker_nixl.slab_file import SlabFile, slab_layout
 from kvlinker_nixl.space import Space
@@ -45,6 +46,8 @@ def open_nixl_store(options: NixlStoreOptions) -> Store:
         StoreError: NIXL, its backend, the place or its server cannot be had.
     """
     client = load_client()
+    if options.backend is Backend.UCX:
+        return _open_peer(options, client)
     return _open_files(options, client)
 
 
@@ -144,3 +147,28 @@ def _open_files(options: NixlStoreOptions, client: Client) -> Store:
         has_checksums=options.is_staged or not options.backend.is_gds,
     )
     return SlotStore(state, pool_registrations(options, lines), is_shared=False)
+
+
+# ---- memory of another process ------------------------------------------------------------------
+
+
+def _open_peer(options: NixlStoreOptions, client: Client) -> Store:
+    lines = make_lines(options, client, {})
+
+    def channel(line: Line) -> Channel:
+        return Channel(
+            options.address,
+            line.agent,
+            answer_seconds=options.connect_seconds,
+            pause_seconds=options.pause_seconds,
+        )
+
+    state = SlotState(
+        PeerDepot(channel(lines.reads), channel(lines.writes)),
+        reads=lines.reads,
+        writes=lines.writes,
+        alignment=1,
+        is_staged=options.is_staged,
+        has_checksums=True,
+    )
+    return SlotStore(state, pool_registrations(options, lines), is_shared=True)

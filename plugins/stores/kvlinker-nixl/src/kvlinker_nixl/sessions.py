@@ -62,6 +62,8 @@ class SlotReadSession(ReadSession):
         """
         self._state.reads.check_open()
         with self._reading(plan):
+            if not self._state.depot.is_current(self._pins):
+                self._vanish()
             for part in self._checked_parts():
                 for numbers in part.alike():
                     self._read_part(part, numbers, plan, memory)
@@ -114,7 +116,7 @@ class SlotReadSession(ReadSession):
         """Read the headers of all objects, and tell what they are."""
         pins = self._pins
         beginnings: list[bytes | None] = [None] * len(pins.offsets)
-        there = pins.offsets != ABSENT
+        there = self._status == _OK
         for size in np.unique(pins.header_bytes[there]).tolist():
             positions = np.flatnonzero(there & (pins.header_bytes == size))
             for at, raw in zip(positions.tolist(), self._headers(positions, size), strict=True):
@@ -155,12 +157,17 @@ class SlotReadSession(ReadSession):
         if not len(bad):
             return
         if not self._state.depot.is_current(self._pins):
-            self._status[bad] = _MISS
-            self._state.count("vanished", len(bad))
+            self._vanish()
             return
         self._status[bad] = status
         self._state.count("corrupt" if status == _CORRUPT else "foreign", len(bad))
         self._state.depot.drop(self._pins, self._wanted.keys, bad.tolist())
+
+    def _vanish(self) -> None:
+        """Miss everything: the pins are gone, and the places may be others' by now."""
+        left = self._status == _OK
+        self._status[left] = _MISS
+        self._state.count("vanished", int(left.sum()))
 
     # ---- payload ------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess
+from kvlinker.errors import StoreError
 from kvlinker.framed_objects import frame_pages
 from kvlinker.frames import FrameLayout, encode_headers
 from kvlinker.named_values import parts_of
@@ -22,6 +24,8 @@ from kvlinker_nixl.space import round_up
 from kvlinker_nixl.state import SlotState, checksum
 
 __all__ = ["write_batches"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -202,7 +206,15 @@ class _Write:
                 work.statuses[at] = WriteStatus.DISCARDED
             self._state.count("discarded", int(has_room.sum()))
             return
-        is_written = self._state.depot.publish(work.reservation)
+        try:
+            is_written = self._state.depot.publish(work.reservation)
+        except StoreError as error:
+            # What was published is there and said to be; the rest is said to have failed.
+            _log.warning("%s: not everything was stored: %s", self._state.writes, error)
+            self._state.count("errors")
+            for at in np.array(work.asked, dtype=np.int64)[has_room].tolist():
+                work.statuses[at] = WriteStatus.FAILED
+            return
         for at, was_room, is_new in zip(work.asked, has_room.tolist(), is_written, strict=True):
             if was_room:
                 work.statuses[at] = WriteStatus.WRITTEN if is_new else WriteStatus.EXISTS

@@ -1,0 +1,322 @@
+"""A peer depot asks a peer server where objects lie, and knows when the server is not the one that it asked."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from kvlinker.errors import StoreClosedError, StoreContractError, StoreError, StoreTimeoutError
+from kvlinker.guard import Breaker
+from kvlinker.store import ObjectKey, StoreStats
+from kvlinker_nixl.agents import Agent, Memory
+from kvlinker_nixl.depots import Depot, Pins, Reservation
+from kvlinker_nixl.messages import (
+    Message,
+    flags_of,
+    keys_as_text,
+    number_of,
+    numbers_of,
+    receive,
+    send,
+    text_of,
+)
+from kvlinker_nixl.moving import Target
+from kvlinker_nixl.peer_server import PROTOCOL
+
+__all__ = ["Channel", "PeerDepot"]
+
+
+class Channel:
+    """A connection to a server, for one direction, and the agent that reaches its memory; it is made anew at need."""
+
+    def __init__(
+        self, address: tuple[str, int], agent: Agent, *, answer_seconds: float, pause_seconds: float
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            address: host and port.
+            agent: is told how to reach the server's memory.
+            answer_seconds: how long the server may take to answer.
+            pause_seconds: how long it is not asked after it did not.
+        """
+        self._address = address
+        self._agent = agent
+        self._seconds = answer_seconds
+        self._breaker = Breaker(pause_seconds=pause_seconds)
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._is_closed = False
+        self._epoch = ""
+        self.connections = 0
+        """How often a connection was made: what a server knew of an older one is forgotten."""
+        self.target = Target(memory=Memory.HOST)
+        """The server's memory, after the first answer."""
+        self.max_frame_bytes = 0
+
+    def __str__(self) -> str:
+        """Return where the server is, for messages."""
+        return f"nixl store UCX {self._address[0]}:{self._address[1]}"
+
+    def ask(self, call: str, *, connection: int | None = None, **fields: object) -> Message:
+        """Return the server's answer.
+
+        Args:
+            call: what is asked.
+            connection: the one that numbers among the fields belong to; None where there are none.
+            fields: of the message.
+
+        Raises:
+            StoreTimeoutError: the server cannot be reached, or not in time, or could not be lately.
+            StoreError: it refuses, or the numbers mean nothing to it any more.
+        """
+        with self._lock:
+            for is_last in (False, True):
+                was_there = self._connection is not None
+                self._connect()
+                if connection not in (None, self.connections):
+                    msg = (
+                        f"{self}: the connection was lost, and what was reserved or pinned with it"
+                    )
+                    raise StoreError(msg)
+                try:
+                    answer = self._exchange({"call": call, "epoch": self._epoch, **fields})
+                except OSError as error:
+                    self._disconnect()
+                    if was_there and not is_last and not isinstance(error, TimeoutError):
+                        continue  # a server that was restarted since the last question
+                    raise self._down(error) from None
+                return self._checked(answer)
+        msg = f"{self}: no connection lasts"
+        raise StoreTimeoutError(msg)
+
+    def _checked(self, answer: Message) -> Message:
+        if "error" in answer:
+            msg = f"{self}: the server refuses: {answer['error']}"
+            raise StoreError(msg)
+        return answer
+
+    def _exchange(self, message: Message) -> Message:
+        deadline = time.monotonic() + self._seconds
+        if self._connection is None:
+            msg = "there is no connection"
+            raise ConnectionResetError(msg)
+        send(self._connection, message, deadline=deadline)
+        return receive(self._connection, deadline=deadline)
+
+    def _down(self, error: OSError) -> StoreTimeoutError:
+        self._breaker.trip()
+        return StoreTimeoutError(f"{self}: the server cannot be asked: {error.strerror or error}")
+
+    def _connect(self) -> None:
+        if self._is_closed:
+            msg = f"{self}: the store was closed; open it again"
+            raise StoreClosedError(msg)
+        if self._connection is not None:
+            return
+        if not self._breaker.allow():
+            msg = f"{self}: the server could not be asked lately, and is not asked again yet"
+            raise StoreTimeoutError(msg)
+        timeouts = self._breaker.timeouts
+        try:
+            self._connection = socket.create_connection(self._address, timeout=self._seconds)
+            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            welcome = self._exchange({"call": "hello"})
+        except OSError as error:
+            self._disconnect()
+            raise self._down(error) from None
+        except StoreContractError:
+            self._disconnect()
+            raise
+        self._take(welcome)
+        self._breaker.succeed(timeouts=timeouts)
+
+    def _take(self, welcome: Message) -> None:
+        """Take over what a server says of itself; another one's memory is forgotten."""
+        if number_of(welcome, "protocol") != PROTOCOL:
+            self._disconnect()
+            msg = f"{self}: the server speaks another protocol; use the same kvlinker-nixl on both sides"
+            raise StoreError(msg)
+        self.connections += 1
+        epoch = text_of(welcome, "epoch")
+        if epoch == self._epoch:
+            return
+        if self.target.peer:
+            self._agent.remove_peer(self.target.peer)
+        peer = self._agent.add_peer(base64.b64decode(text_of(welcome, "metadata")))
+        self.target = Target(memory=Memory.HOST, base=number_of(welcome, "base"), peer=peer)
+        self.max_frame_bytes = number_of(welcome, "max_frame_bytes")
+        self._epoch = epoch
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            self._disconnect()
+
+
+class PeerDepot(Depot):
+    """A depot whose space is a server's."""
+
+    def __init__(self, reads: Channel, writes: Channel) -> None:
+        """Ask the server who it is.
+
+        Raises:
+            StoreError: it cannot be asked.
+        """
+        self._reads = reads
+        self._writes = writes
+        self._lock = threading.Lock()
+        self._connections: dict[tuple[str, int], int] = {}
+        """Which connection pins and reservations were made on, by peer and number."""
+        self._holds: dict[int, int] = {}
+        reads.ask("stats")
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """See Depot."""
+        return self._reads.max_frame_bytes
+
+    def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """See Depot."""
+        answer = self._reads.ask("exists", keys=keys_as_text(keys))
+        return flags_of(answer, "flags", len(keys))
+
+    # ---- writing --------------------------------------------------------------------------------
+
+    def reserve(self, keys: Sequence[ObjectKey], frame_bytes: int) -> Reservation:
+        """See Depot."""
+        answer = self._writes.ask("reserve", keys=keys_as_text(keys), bytes=frame_bytes)
+        reservation = Reservation(
+            number=number_of(answer, "number"),
+            offsets=np.array(numbers_of(answer, "offsets", len(keys)), dtype=np.int64),
+            target=self._writes.target,
+        )
+        self._note(self._writes, reservation)
+        return reservation
+
+    def publish(self, reservation: Reservation) -> tuple[bool, ...]:
+        """See Depot."""
+        answer = self._ask(self._writes, "publish", reservation)
+        self._forget(reservation)
+        return flags_of(answer, "flags", len(reservation.offsets))
+
+    def discard(self, reservation: Reservation) -> None:
+        """See Depot; a server that cannot be asked has let go of it, or does when it finds the connection gone."""
+        self._end(self._writes, "discard", reservation)
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def pin(self, keys: Sequence[ObjectKey], object_bytes: int) -> Pins:
+        """See Depot."""
+        answer = self._reads.ask("pin", keys=keys_as_text(keys), bytes=object_bytes)
+        pins = Pins(
+            number=number_of(answer, "number"),
+            offsets=np.array(numbers_of(answer, "offsets", len(keys)), dtype=np.int64),
+            header_bytes=np.array(numbers_of(answer, "headers", len(keys)), dtype=np.int64),
+            target=self._reads.target,
+        )
+        self._note(self._reads, pins)
+        return pins
+
+    def unpin(self, pins: Pins) -> None:
+        """See Depot; see `discard`."""
+        self._end(self._reads, "unpin", pins)
+
+    def is_current(self, pins: Pins) -> bool:
+        """See Depot."""
+        connection = self._connections.get(_name(pins))
+        return connection == self._reads.connections and pins.target == self._reads.target
+
+    def drop(self, pins: Pins, keys: Sequence[ObjectKey], positions: Sequence[int]) -> None:
+        """See Depot."""
+        del keys  # the server knows them
+        self._ask(self._reads, "drop", pins, positions=list(positions))
+
+    def hold(self, keys: Sequence[ObjectKey], seconds: float) -> tuple[int, tuple[bool, ...]]:
+        """See Depot."""
+        milliseconds = max(1, round(seconds * 1000))
+        answer = self._reads.ask("hold", keys=keys_as_text(keys), milliseconds=milliseconds)
+        number = number_of(answer, "number")
+        with self._lock:
+            self._holds[number] = self._reads.connections
+        return number, flags_of(answer, "flags", len(keys))
+
+    def release(self, number: int) -> None:
+        """See Depot; see `discard`."""
+        with self._lock:
+            connection = self._holds.pop(number, None)
+        if connection != self._reads.connections:
+            return
+        with suppress(StoreError):
+            self._reads.ask("release", connection=connection, number=number)
+
+    # ---- numbers --------------------------------------------------------------------------------
+
+    def _note(self, channel: Channel, given: Pins | Reservation) -> None:
+        with self._lock:
+            self._connections[_name(given)] = channel.connections
+
+    def _forget(self, given: Pins | Reservation) -> int | None:
+        with self._lock:
+            return self._connections.pop(_name(given), None)
+
+    def _ask(
+        self, channel: Channel, call: str, given: Pins | Reservation, **fields: object
+    ) -> Message:
+        connection = self._connections.get(_name(given), -1)
+        return channel.ask(call, connection=connection, number=given.number, **fields)
+
+    def _end(self, channel: Channel, call: str, given: Pins | Reservation) -> None:
+        connection = self._forget(given)
+        if connection is None or connection != channel.connections:
+            return
+        with suppress(StoreError):
+            channel.ask(call, connection=connection, number=given.number)
+
+    # ---- removing -------------------------------------------------------------------------------
+
+    def delete(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """See Depot."""
+        answer = self._reads.ask("delete", keys=keys_as_text(keys))
+        return flags_of(answer, "flags", len(keys))
+
+    def clear(self, namespace: bytes) -> int:
+        """See Depot."""
+        return number_of(self._reads.ask("clear", namespace=namespace.hex()), "count")
+
+    def stats(self) -> StoreStats:
+        """See Depot."""
+        answer = self._reads.ask("stats")
+        counters = answer.get("counters")
+        found = counters.items() if isinstance(counters, dict) else ()
+        return StoreStats(
+            objects=number_of(answer, "objects"),
+            used_bytes=number_of(answer, "used_bytes"),
+            capacity_bytes=number_of(answer, "capacity_bytes"),
+            counters={
+                name: value
+                for name, value in found
+                if isinstance(name, str) and isinstance(value, int)
+            },
+        )
+
+    def close(self) -> None:
+        """See Depot."""
+        self._reads.close()
+        self._writes.close()
+
+
+def _name(given: Pins | Reservation) -> tuple[str, int]:
+    return given.target.peer, given.number

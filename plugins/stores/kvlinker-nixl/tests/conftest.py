@@ -1,0 +1,44 @@
+"""Fixtures: peer servers in processes of their own, and stores that are closed after the test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from peer_process import PeerProcess
+
+
+@pytest.fixture(autouse=True)
+def near_transports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let UCX use this machine's memory and loopback alone."""
+    monkeypatch.setenv("UCX_TLS", "self,sm,tcp")
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+    monkeypatch.setenv("UCX_LOG_LEVEL", "fatal")
+
+
+@pytest.fixture(scope="session")
+def shared_peer() -> Iterator[PeerProcess]:
+    """Give a server with 4 MiB that tests share."""
+    server = PeerProcess("4MiB")
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def empty_peer(shared_peer: PeerProcess) -> PeerProcess:
+    """Give the shared server, with nothing in it."""
+    shared_peer.empty()
+    return shared_peer
+
+
+@pytest.fixture
+def peer() -> Iterator[PeerProcess]:
+    """Give a server with 4 MiB that a test may kill."""
+    server = PeerProcess("4MiB")
+    yield server
+    server.end()
