@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kvlinker.cuda import CopyDirection
 from kvlinker.device import DeviceAccess
+from kvlinker.pinning import HostPins
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.spans import BufferSpan
+from kvlinker.staging import PINNED_RUN_BYTES
 from kvlinker.testing import CopyTiming, OpaqueAccess, OpaqueMemory
 from kvlinker_gpu_check.lab import DevicePools, OpenAccess
 from kvlinker_gpu_check.torch_lab import TorchLab
@@ -80,6 +84,28 @@ class LazyStream:
 Wrap = Callable[[DeviceAccess, OpaqueMemory], DeviceAccess]
 
 
+class PinnedPlaces:
+    """What a driver has pinned; a test may have it refuse, or forget to let go."""
+
+    def __init__(self, *, refuses: bool = False, keeps: bool = False) -> None:
+        self._sizes: dict[int, int] = {}
+        self._refuses = refuses
+        self._keeps = keeps
+
+    def pin(self, address: int, size: int) -> None:
+        if self._refuses:
+            msg = "error 2 of the CUDA runtime"
+            raise RuntimeError(msg)
+        self._sizes[address] = size
+
+    def unpin(self, address: int) -> None:
+        if not self._keeps:
+            del self._sizes[address]
+
+    def holds(self, address: int) -> bool:
+        return any(start <= address < start + size for start, size in self._sizes.items())
+
+
 class OpaquePools(OpaqueMemory):
     """Pools whose addresses nobody can dereference, opened with an access that a test may spoil."""
 
@@ -87,9 +113,21 @@ class OpaquePools(OpaqueMemory):
         super().__init__()
         self._lab = lab
 
-    def open(self, group: DevicePoolGroup, *, staging_bytes: int) -> OpenAccess:
+    def open(
+        self,
+        group: DevicePoolGroup,
+        *,
+        staging_bytes: int,
+        pinned_run_bytes: int = PINNED_RUN_BYTES,
+    ) -> OpenAccess:
         del group
-        access = OpaqueAccess(self, staging_bytes=staging_bytes, timing=CopyTiming.EITHER)
+        access = OpaqueAccess(
+            self,
+            staging_bytes=staging_bytes,
+            timing=CopyTiming.EITHER,
+            pins=HostPins(self._lab.pinned.pin, self._lab.pinned.unpin),
+            pinned_run_bytes=pinned_run_bytes,
+        )
         size = access.staging_bytes // 4
         buffers = [(size, True)] * 4
         return OpenAccess(
@@ -108,6 +146,7 @@ class OpaqueLab:
         wrap: Wrap = lambda access, _: access,
         staging: Callable[[tuple[int, bool]], tuple[int, bool]] = lambda buffer: buffer,
         lying_events: bool = False,
+        pinned: PinnedPlaces | None = None,
     ) -> None:
         """Make a lab.
 
@@ -115,7 +154,9 @@ class OpaqueLab:
             wrap: what becomes of every access.
             staging: what is reported of a staging buffer.
             lying_events: events say that they are reached when they are not.
+            pinned: the driver.
         """
+        self.pinned = pinned or PinnedPlaces()
         self.wrap = wrap
         self.staging = staging
         self.streams: list[LazyStream] = []
@@ -137,6 +178,9 @@ class OpaqueLab:
         """Return a time that goes on by a second whenever somebody looks."""
         self._now += 1
         return self._now
+
+    def is_pinned(self, array: NDArray[np.uint8]) -> bool:
+        return self.pinned.holds(array.ctypes.data)
 
     def pinned_copy(self, direction: CopyDirection, size: int) -> Callable[[], None]:
         del direction, size
@@ -160,14 +204,14 @@ class CpuStreams:
 
     device = torch.device("cpu")
 
+    def __init__(self, places: PinnedPlaces) -> None:
+        self._places = places
+        self.pin, self.unpin = places.pin, places.unpin
+
     def pinned(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8)
-
-    def pin(self, address: int, size: int) -> None:
-        pass
-
-    def unpin(self, address: int) -> None:
-        pass
+        buffer = torch.empty(size, dtype=torch.uint8)
+        self._places.pin(buffer.data_ptr(), size)
+        return buffer
 
     def submit(self, direction: CopyDirection, work: Callable[[], None]) -> CpuCopy:
         del direction
@@ -197,8 +241,11 @@ class CpuTools:
     name = "the CPU"
     device = torch.device("cpu")
 
+    def __init__(self) -> None:
+        self._places = PinnedPlaces()
+
     def copy_streams(self) -> CpuStreams:
-        return CpuStreams()
+        return CpuStreams(self._places)
 
     def new_stream(self) -> Callable[[], AbstractContextManager[object]]:
         return nullcontext
@@ -210,7 +257,7 @@ class CpuTools:
         pass
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        return tensor.device == self.device
+        return self._places.holds(tensor.data_ptr())
 
 
 def cpu_lab() -> TorchLab:

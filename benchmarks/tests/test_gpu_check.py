@@ -10,11 +10,11 @@ from pathlib import Path
 import make_layouts
 import numpy as np
 import pytest
-from gpu_stand_ins import OpaqueLab, cpu_lab
+from gpu_stand_ins import OpaqueLab, PinnedPlaces, cpu_lab
 
 from kvlinker.description import DescribeRequest
 from kvlinker.description_json import description_to_json
-from kvlinker.device import DeviceAccess, HostObjects
+from kvlinker.device import DeviceAccess, HostObjects, HostPin
 from kvlinker.errors import DeviceCopyError
 from kvlinker.plans import TransferPlan
 from kvlinker.testing import HostMemory, OpaqueMemory
@@ -26,7 +26,7 @@ from kvlinker_gpu_check.report import CHECKS, main, markdown, run_checks
 from kvlinker_transformers.describe import describe_pools
 
 LAYOUTS = {layout.name: layout for layout in layouts()}
-BYTES, STAGING, OVERLAP, OFFLOAD_WAITS, LOAD_WAITS, LAYERS = CHECKS
+BYTES, STAGING, PINNED, OVERLAP, OFFLOAD_WAITS, LOAD_WAITS, LAYERS = CHECKS
 SMALL = LAYOUTS["mha-token-major"]
 
 
@@ -46,6 +46,13 @@ class WrongAccess(DeviceAccess):
 
     def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
         self._access.copy_in(plan, host)
+
+    @property
+    def pins_host(self) -> bool:
+        return self._access.pins_host
+
+    def pin_host(self, address: int, size: int) -> HostPin | None:
+        return self._access.pin_host(address, size)
 
     def close(self) -> None:
         self._access.close()
@@ -115,6 +122,36 @@ def test_l13_every_check_passes_on_torch_tensors_through_the_cuda_access(layout:
 def test_wrong_bytes_are_found(wrong: type[WrongAccess]) -> None:
     with pytest.raises(CheckFailedError, match=r"\d+ of \d+ bytes are wrong, the first at \d+"):
         check(BYTES, OpaqueLab(wrap=wrong))
+
+
+@pytest.mark.parametrize("wrong", [ForgetsLastPageIn, MixesPagesUp, WritesOneByteMore])
+def test_wrong_bytes_from_pinned_memory_are_found(wrong: type[WrongAccess]) -> None:
+    with pytest.raises(CheckFailedError, match=r"\d+ of \d+ bytes are wrong, the first at \d+"):
+        check(PINNED, OpaqueLab(wrap=wrong))
+
+
+@pytest.mark.parametrize(
+    ("places", "problem"),
+    [
+        (PinnedPlaces(refuses=True), "shared memory of pool kv cannot be pinned"),
+        (PinnedPlaces(keeps=True), "shared memory of pool kv was released and is still pinned"),
+    ],
+)
+def test_memory_that_is_not_pinned_or_stays_so_is_found(places: PinnedPlaces, problem: str) -> None:
+    with pytest.raises(CheckFailedError, match=problem):
+        check(PINNED, OpaqueLab(pinned=places))
+
+
+def test_memory_that_the_device_does_not_know_as_pinned_is_found() -> None:
+    class PinsNothing(PinnedPlaces):
+        def pin(self, address: int, size: int) -> None:
+            pass
+
+        def unpin(self, address: int) -> None:
+            pass
+
+    with pytest.raises(CheckFailedError, match="was pinned, and the device does not say so"):
+        check(PINNED, OpaqueLab(pinned=PinsNothing()))
 
 
 def test_b111_staging_that_is_not_pinned_is_found() -> None:
@@ -200,6 +237,8 @@ def test_bandwidth_is_a_share_of_a_plain_copy() -> None:
     assert [finding.check for finding in findings] == [
         "load, alone",
         "load, beside kernels",
+        "load from pinned slots, alone",
+        "load from pinned slots, beside kernels",
         "offload, alone",
         "offload, beside kernels",
     ]

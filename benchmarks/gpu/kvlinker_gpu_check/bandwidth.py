@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from kvlinker.cuda import CopyDirection
-from kvlinker.device import DeviceAccess, HostObjects
+from kvlinker.device import HostObjects
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan, MemoryRegion
 from kvlinker_gpu_check.checks import opened
 from kvlinker_gpu_check.findings import Finding
 from kvlinker_gpu_check.lab import Lab
 from kvlinker_gpu_check.layouts import Layout
+from kvlinker_gpu_check.shared_slots import SharedSlots
 
 __all__ = ["measure_bandwidth"]
 
@@ -27,7 +28,7 @@ PLAIN_BYTES = 256 << 20
 def measure_bandwidth(
     lab: Lab, layout: Layout, *, pages: int = PAGES, plain_bytes: int = PLAIN_BYTES
 ) -> Iterator[Finding]:
-    """Yield a figure for each direction: alone, and while slow kernels run on another stream.
+    """Yield a figure for each direction, and for loads from pinned memory: alone, and beside slow kernels.
 
     Args:
         lab: the device.
@@ -41,18 +42,24 @@ def measure_bandwidth(
     chosen = np.random.default_rng(0).permutation(2 * pages)[:pages].tolist()
     prepared = entry.prepare_locations(pools.slots(entry.indices_from_pool, chosen))
     plan = entry.page_plan(prepared).by_part()[0]
-    slots = _host_slots(plan)
+    slots, shared = _host_slots(plan), SharedSlots(plan)
+    load, offload = CopyDirection.LOAD, CopyDirection.OFFLOAD
     stream = lab.stream()
     with opened(memory, pools) as access:
-        for direction in CopyDirection:
+        access.pin_host(shared.address, shared.size)
+        copies = (
+            ("load", load, lambda: access.copy_in(plan, slots)),
+            ("load from pinned slots", load, lambda: access.copy_in(plan, shared.objects)),
+            ("offload", offload, lambda: access.copy_out(plan, slots)),
+        )
+        for name, direction, copy in copies:
             plain = _speed(lab, lab.pinned_copy(direction, plain_bytes), plain_bytes)
-            copy = _copy(access, direction, plan, slots)
             for beside in (False, True):
                 speed = _speed(
                     lab, copy, plan.total_bytes, before=stream.keep_busy if beside else _nothing
                 )
                 yield Finding(
-                    check=f"{direction.value}, {'beside kernels' if beside else 'alone'}",
+                    check=f"{name}, {'beside kernels' if beside else 'alone'}",
                     layout=f"{layout.name}, {pages} pages",
                     figure=f"{speed / plain:.2f} of a plain pinned copy "
                     f"({speed / 1e9:.1f} of {plain / 1e9:.1f} GB/s)",
@@ -77,14 +84,6 @@ def _host_slots(plan: TransferPlan) -> HostObjects:
         label="host slots",
     )
     return HostObjects(span=span, slots=np.arange(plan.num_pages, dtype=np.int64))
-
-
-def _copy(
-    access: DeviceAccess, direction: CopyDirection, plan: TransferPlan, slots: HostObjects
-) -> Callable[[], None]:
-    if direction is CopyDirection.LOAD:
-        return lambda: access.copy_in(plan, slots)
-    return lambda: access.copy_out(plan, slots)
 
 
 def _speed(

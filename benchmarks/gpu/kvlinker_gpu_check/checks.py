@@ -12,17 +12,19 @@ from numpy.typing import NDArray
 from kvlinker.device import DeviceAccess, HostAccess, HostObjects
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
-from kvlinker.staging import BUFFERS, DEFAULT_STAGING_BYTES
+from kvlinker.staging import BUFFERS, DEFAULT_STAGING_BYTES, PINNED_RUN_BYTES
 from kvlinker.testing import HostMemory
 from kvlinker_gpu_check.findings import expect, expect_equal, expect_same_memory
 from kvlinker_gpu_check.lab import DevicePools, EngineStream, Lab
 from kvlinker_gpu_check.layouts import Layout, PlacedPools
+from kvlinker_gpu_check.shared_slots import SharedSlots
 
 __all__ = [
     "OTHER_PAGES",
     "PAGES",
     "check_bytes",
     "check_overlap",
+    "check_pinned",
     "check_staging",
     "content_of",
     "fill",
@@ -57,10 +59,16 @@ def staging_bytes_for(pools: PlacedPools) -> int:
 
 @contextmanager
 def opened(
-    memory: DevicePools, pools: PlacedPools, *, staging_bytes: int = DEFAULT_STAGING_BYTES
+    memory: DevicePools,
+    pools: PlacedPools,
+    *,
+    staging_bytes: int = DEFAULT_STAGING_BYTES,
+    pinned_run_bytes: int = PINNED_RUN_BYTES,
 ) -> Iterator[DeviceAccess]:
     """Open an access and close it at the end."""
-    access = memory.open(pools.group, staging_bytes=staging_bytes).access
+    access = memory.open(
+        pools.group, staging_bytes=staging_bytes, pinned_run_bytes=pinned_run_bytes
+    ).access
     try:
         yield access
     finally:
@@ -167,6 +175,44 @@ def check_staging(lab: Lab, layout: Layout) -> None:
     expect(sum(sizes) <= asked, f"staging buffers of {sum(sizes)} B, at most {asked} B were asked")
     unpinned = sum(not is_pinned for _, is_pinned in opened_access.buffers)
     expect(not unpinned, f"{unpinned} of {len(sizes)} staging buffers are not pinned")
+
+
+def check_pinned(lab: Lab, layout: Layout) -> None:
+    """Load pages, whole and layer by layer, from shared memory that is pinned, and compare with the host's own copies.
+
+    Raises:
+        CheckFailedError: it cannot be pinned, stays so, or any byte differs.
+    """
+    for is_tight in (True, False):
+        memory, host_memory = lab.pools(), HostMemory()
+        pools, host_pools = layout.place(memory), layout.place(host_memory)
+        staging = staging_bytes_for(pools) if is_tight else DEFAULT_STAGING_BYTES
+        content = content_of(pools, seed=4)
+        fill(memory, pools, content)
+        fill(host_memory, host_pools, content)
+        with opened(memory, pools, staging_bytes=staging, pinned_run_bytes=1) as access:
+            device, host = _Side(pools, access), _Side(host_pools, HostAccess())
+            for entry in range(len(pools.group.entries)):
+                _load_pinned(lab, device, host, entry)
+        expect_same_memory(memory.snapshot(), host_memory.snapshot())
+
+
+def _load_pinned(lab: Lab, device: _Side, host: _Side, entry: int) -> None:
+    plans = device.plans(entry, PAGES)
+    parts = [SharedSlots(plan, seed=5 + part) for part, plan in enumerate(plans)]
+    pins = [device.access.pin_host(part.address, part.size) for part in parts]
+    pool = device.pools.group.entries[entry].name
+    expect(None not in pins, f"shared memory of pool {pool} cannot be pinned")
+    are_pinned = all(lab.is_pinned(part.array) for part in parts)
+    expect(are_pinned, f"shared memory of pool {pool} was pinned, and the device does not say so")
+    slots = [part.objects for part in parts]
+    for side in (device, host):
+        for plan, objects in zip(side.plans(entry, OTHER_PAGES), slots, strict=True):
+            side.access.copy_in(plan, objects)
+        _move_layers(side, entry, slots)
+    are_free = [pin.release() for pin in pins if pin is not None]
+    is_free = all(are_free) and not any(lab.is_pinned(part.array) for part in parts)
+    expect(is_free, f"shared memory of pool {pool} was released and is still pinned")
 
 
 def check_overlap(lab: Lab, layout: Layout) -> None:

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvlinker.cuda import CopyDirection
 from kvlinker.device import DeviceAccess, DeviceEvent
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.spans import BufferSpan
+from kvlinker.staging import PINNED_RUN_BYTES
 
 __all__ = ["DevicePools", "EngineEvent", "EngineStream", "Lab", "OpenAccess", "PoolBytes"]
 
@@ -48,8 +52,14 @@ class OpenAccess:
 class DevicePools(PoolBytes, Protocol):
     """Buffers on the device."""
 
-    def open(self, group: DevicePoolGroup, *, staging_bytes: int) -> OpenAccess:
-        """Return a new access to a group of these buffers."""
+    def open(
+        self,
+        group: DevicePoolGroup,
+        *,
+        staging_bytes: int,
+        pinned_run_bytes: int = PINNED_RUN_BYTES,
+    ) -> OpenAccess:
+        """Return a new access to a group of these buffers; see CudaAccess for the sizes."""
         ...
 
 
@@ -105,6 +115,10 @@ class Lab(Protocol):
 
     def clock(self) -> float:
         """Return seconds from some moment on."""
+        ...
+
+    def is_pinned(self, array: NDArray[np.uint8]) -> bool:
+        """Return whether the device copies an array's memory without the CPU."""
         ...
 
     def pinned_copy(self, direction: CopyDirection, size: int) -> Callable[[], None]:

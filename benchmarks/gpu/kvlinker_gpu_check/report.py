@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from kvlinker.errors import KVLinkerError
 from kvlinker_gpu_check.bandwidth import measure_bandwidth
-from kvlinker_gpu_check.checks import check_bytes, check_overlap, check_staging
+from kvlinker_gpu_check.checks import check_bytes, check_overlap, check_pinned, check_staging
 from kvlinker_gpu_check.findings import CheckFailedError, Finding
 from kvlinker_gpu_check.lab import Lab
 from kvlinker_gpu_check.layouts import FOLDER, Layout, layouts
@@ -28,6 +28,7 @@ CHECKS: Mapping[str, Callable[[Lab, Layout], None]] = MappingProxyType(
     {
         "bytes of objects and of all pool memory": check_bytes,
         "staging is pinned and bounded": check_staging,
+        "loads from pinned shared memory": check_pinned,
         "copies run beside a kernel": check_overlap,
         "an offload waits for its event": check_offload_waits,
         "a load waits for its event": check_load_waits,

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvlinker.cuda import CopyDirection, CopyStreams, CudaAccess, CudaStreams
 from kvlinker.errors import UnsupportedOperationError
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.spans import BufferSpan
-from kvlinker.staging import PendingCopy
+from kvlinker.staging import PINNED_RUN_BYTES, PendingCopy
 from kvlinker_gpu_check.lab import DevicePools, OpenAccess
 
 if TYPE_CHECKING:
@@ -195,10 +198,21 @@ class TorchPools:
         """See PoolBytes."""
         return {label: storage.cpu().numpy().tobytes() for label, storage in self._storages.items()}
 
-    def open(self, group: DevicePoolGroup, *, staging_bytes: int) -> OpenAccess:
+    def open(
+        self,
+        group: DevicePoolGroup,
+        *,
+        staging_bytes: int,
+        pinned_run_bytes: int = PINNED_RUN_BYTES,
+    ) -> OpenAccess:
         """See DevicePools."""
         streams = _NotedStreams(self._tools.copy_streams())
-        access = CudaAccess(group, staging_bytes=staging_bytes, streams=streams)
+        access = CudaAccess(
+            group,
+            staging_bytes=staging_bytes,
+            streams=streams,
+            pinned_run_bytes=pinned_run_bytes,
+        )
         buffers = tuple(
             (buffer.numel(), self._tools.is_pinned(buffer)) for buffer in streams.handed_out
         )
@@ -329,6 +343,12 @@ class TorchLab:
     def clock(self) -> float:
         """See Lab."""
         return time.perf_counter()
+
+    def is_pinned(self, array: NDArray[np.uint8]) -> bool:
+        """See Lab."""
+        import torch
+
+        return self._tools.is_pinned(torch.from_numpy(array))
 
     def pinned_copy(self, direction: CopyDirection, size: int) -> Callable[[], None]:
         """See Lab."""
