@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -72,19 +73,30 @@ def prefix() -> str:
 
 @pytest.fixture
 def open_store(prefix: str) -> Iterator[OpenStore]:
-    """Give what opens a store on a cluster; it is closed after the test."""
-    stores: list[MooncakeStore] = []
+    """Give what opens a store on a cluster with a client of its own; it is closed after the test."""
+    with ExitStack() as opened:
+        yield lambda cluster, **options: _closed_by(
+            opened, MooncakeStore(_options(cluster, prefix, options))
+        )
 
-    def open_it(cluster: MooncakeCluster, **options: object) -> MooncakeStore:
-        config: Mapping[str, object] = {
-            **cluster.options,
-            "prefix": prefix,
-            "reads": "ranged",
-            **options,
-        }
-        stores.append(MooncakeStore(MooncakeStoreOptions.of_config(config)))
-        return stores[-1]
 
-    yield open_it
-    for store in stores:
-        store.close()
+@pytest.fixture
+def open_quickly(cluster: MooncakeCluster, prefix: str) -> Iterator[OpenStore]:
+    """Give what opens a store on the shared cluster's kept client; it is closed after the test."""
+    with ExitStack() as opened:
+        yield lambda **options: _closed_by(
+            opened, cluster.open_quickly(_options(cluster, prefix, options))
+        )
+
+
+def _options(
+    cluster: MooncakeCluster, prefix: str, options: Mapping[str, object]
+) -> MooncakeStoreOptions:
+    reads = "whole" if options.get("staged") else "ranged"
+    config = {**cluster.options, "prefix": prefix, "reads": reads, **options}
+    return MooncakeStoreOptions.of_config(config)
+
+
+def _closed_by(opened: ExitStack, store: MooncakeStore) -> MooncakeStore:
+    opened.callback(store.close)
+    return store

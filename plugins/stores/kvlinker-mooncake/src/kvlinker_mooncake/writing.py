@@ -156,18 +156,26 @@ class _Writer:
 
     # ---- room -----------------------------------------------------------------------------------
 
-    def _begin(self, work: _Work) -> None:
-        """Reserve room, and wait a while for names that somebody else holds."""
+    def _store(self, work: _Work) -> None:
+        """Write what can begin, and wait a while for names that somebody else holds.
+
+        Nothing is held meanwhile: two writers of the same keys in another order would wait for each other.
+        """
         until = time.monotonic() + self._state.options.contended_seconds
         pause = _PAUSE_SECONDS
-        left = self._try_begin(work, work.fresh)
+        left = self._store_some(work, work.fresh)
         while left and time.monotonic() < until:
             time.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)
             self._state.removals.try_again([work.names[at] for at in left])
-            left = self._try_begin(work, left)
+            left = self._store_some(work, left)
         self._state.count("contended", len(left))
-        work.begun.sort()
+
+    def _store_some(self, work: _Work, positions: list[int]) -> list[int]:
+        left = self._try_begin(work, positions)
+        self._send(work)
+        self._end(work)
+        return left
 
     def _try_begin(self, work: _Work, positions: list[int]) -> list[int]:
         """Try to reserve room, and return the objects that are there and cannot be read or removed."""
@@ -257,9 +265,7 @@ class _Writer:
     def _publish(self) -> None:
         try:
             for work in self._works:
-                self._begin(work)
-                self._send(work)
-                self._end(work)
+                self._store(work)
         except StoreClosedError:
             raise
         except StoreError as error:

@@ -1,0 +1,253 @@
+"""A client without a cluster: an honest small one, and what a real one does rarely or elsewhere, on demand."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvlinker_mooncake import MooncakeStore, MooncakeStoreOptions
+from kvlinker_mooncake.client import Client
+from kvlinker_mooncake.codes import Code
+from kvlinker_mooncake.raw_client import RawReplica
+
+__all__ = ["FakeClient", "open_fake"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Status:
+    name: str = "COMPLETE"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    size: int
+
+    @property
+    def buffer_descriptor(self) -> _Place:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    size: int
+    in_memory: bool
+    status: _Status = _Status()
+
+    def is_memory_replica(self) -> bool:
+        return self.in_memory
+
+    def get_memory_descriptor(self) -> _Place:
+        return _Place(self.size)
+
+
+@dataclass(eq=False)
+class FakeClient:
+    """Objects in a dictionary; every call passes `before` with its name, and may be answered by it."""
+
+    on_disk: set[str] = field(default_factory=set)
+    """Names whose objects have no copy in memory."""
+    serves_ranges: bool = True
+    before: Callable[[str], list[int] | None] = lambda _: None
+    """Answers a call in its place, or lets it go on."""
+    objects: dict[str, bytearray] = field(default_factory=dict)
+    writing: dict[str, bytearray] = field(default_factory=dict)
+    sessions: set[str] = field(default_factory=set)
+    registered: dict[int, int] = field(default_factory=dict)
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    """Each call with how many buffers it moved."""
+    configs: list[object] = field(default_factory=list)
+    is_closed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def _come(self, name: str, buffers: int = 0) -> list[int] | None:
+        assert not self.is_closed, f"{name} after close is a fault of memory"
+        with self.lock:
+            self.calls.append((name, buffers))
+        return self.before(name)
+
+    def setup(
+        self,
+        local_hostname: str,
+        metadata_server: str,
+        global_segment_size: int,
+        local_buffer_size: int,
+        protocol: str,
+        rdma_devices: str,
+        master_server_addr: str,
+    ) -> int:
+        place = (local_hostname, metadata_server, protocol, rdma_devices, master_server_addr)
+        self.configs.append((*place, global_segment_size, local_buffer_size))
+        answer = self._come("setup")
+        return answer[0] if answer else 0
+
+    def close(self) -> int:
+        self._come("close")
+        self.is_closed = True
+        return 0
+
+    def register_buffer(self, buffer_ptr: int, size: int) -> int:
+        answer = self._come("register_buffer")
+        if answer is None and buffer_ptr not in self.registered:
+            self.registered[buffer_ptr] = size
+            return 0
+        return answer[0] if answer else Code.REFUSED
+
+    def unregister_buffer(self, buffer_ptr: int) -> int:
+        self._come("unregister_buffer")
+        return 0 if self.registered.pop(buffer_ptr, 0) else Code.REFUSED
+
+    def batch_is_exist(self, keys: list[str]) -> list[int]:
+        answer = self._come("batch_is_exist")
+        return [int(key in self.objects) for key in keys] if answer is None else answer
+
+    def batch_get_replica_desc(self, keys: list[str]) -> Mapping[str, list[RawReplica]]:
+        if self._come("batch_get_replica_desc") is not None:
+            return {}
+        return {
+            key: [_Replica(len(self.objects[key]), key not in self.on_disk)]
+            for key in keys
+            if key in self.objects
+        }
+
+    def get_size(self, key: str) -> int:
+        answer = self._come("get_size")
+        found = self.objects.get(key)
+        return answer[0] if answer else Code.NOT_FOUND if found is None else len(found)
+
+    def batch_get_into_multi_buffers(
+        self, keys: list[str], all_buffer_ptrs: list[list[int]], all_sizes: list[list[int]]
+    ) -> list[int]:
+        answer = self._come("batch_get_into_multi_buffers", sum(map(len, all_sizes)))
+        if answer is not None:
+            return answer
+        results = []
+        for key, pointers, sizes in zip(keys, all_buffer_ptrs, all_sizes, strict=True):
+            found = self.objects.get(key)
+            if found is None or len(found) != sum(sizes):
+                results.append(int(Code.NOT_FOUND if found is None else Code.NOT_TRANSFERRED))
+                continue
+            start = 0
+            for pointer, size in zip(pointers, sizes, strict=True):
+                ctypes.memmove(pointer, bytes(found[start : start + size]), size)
+                start += size
+            results.append(start)
+        return results
+
+    def batch_get_session_start(self, keys: list[str]) -> list[int]:
+        answer = self._come("batch_get_session_start")
+        if answer is not None:
+            return answer
+        codes = []
+        for key in keys:
+            if key not in self.objects:
+                codes.append(int(Code.NOT_FOUND))
+            elif key in self.on_disk:
+                codes.append(int(Code.NO_REPLICA))
+            else:
+                self.sessions.add(key)
+                codes.append(0)
+        return codes
+
+    def batch_get_session_end(self, keys: list[str]) -> int:
+        self._come("batch_get_session_end")
+        self.sessions.difference_update(keys)
+        return 0
+
+    def batch_get_into_multi_buffer_ranges(
+        self,
+        keys: list[str],
+        all_buffer_ptrs: list[list[int]],
+        all_sizes: list[list[int]],
+        all_src_offsets: list[list[int]],
+    ) -> list[int]:
+        answer = self._come("batch_get_into_multi_buffer_ranges", sum(map(len, all_sizes)))
+        if answer is not None:
+            return answer
+        results = []
+        columns = zip(keys, all_buffer_ptrs, all_sizes, all_src_offsets, strict=True)
+        for key, pointers, sizes, offsets in columns:
+            if key not in self.sessions or not self.serves_ranges:
+                results.append(int(Code.REFUSED))
+                continue
+            for pointer, size, offset in zip(pointers, sizes, offsets, strict=True):
+                ctypes.memmove(pointer, bytes(self.objects[key][offset : offset + size]), size)
+            results.append(sum(sizes))
+        return results
+
+    def batch_put_session_start(
+        self, keys: list[str], sizes: list[int], config: object
+    ) -> list[int]:
+        self.configs.append(config)
+        answer = self._come("batch_put_session_start")
+        if answer is not None:
+            return answer
+        codes = []
+        for key, size in zip(keys, sizes, strict=True):
+            if key in self.objects or key in self.writing:
+                codes.append(int(Code.EXISTS if key in self.objects else Code.REFUSED))
+            else:
+                self.writing[key] = bytearray(size)
+                codes.append(0)
+        return codes
+
+    def batch_put_from_multi_buffer_ranges(
+        self,
+        keys: list[str],
+        all_buffer_ptrs: list[list[int]],
+        all_sizes: list[list[int]],
+        all_dst_offsets: list[list[int]],
+    ) -> list[int]:
+        answer = self._come("batch_put_from_multi_buffer_ranges", sum(map(len, all_sizes)))
+        if answer is not None:
+            return answer
+        columns = zip(keys, all_buffer_ptrs, all_sizes, all_dst_offsets, strict=True)
+        for key, pointers, sizes, offsets in columns:
+            for pointer, size, offset in zip(pointers, sizes, offsets, strict=True):
+                self.writing[key][offset : offset + size] = ctypes.string_at(pointer, size)
+        return [sum(sizes) for sizes in all_sizes]
+
+    def batch_put_session_end(self, keys: list[str]) -> list[int]:
+        answer = self._come("batch_put_session_end")
+        if answer is not None:
+            return answer
+        for key in keys:
+            self.objects[key] = self.writing.pop(key)
+        return [0] * len(keys)
+
+    def batch_put_session_revoke(self, keys: list[str]) -> list[int]:
+        answer = self._come("batch_put_session_revoke")
+        if answer is not None:
+            return answer
+        return [0 if self.writing.pop(key, None) is not None else -600 for key in keys]
+
+    def batch_remove(self, keys: list[str], force: bool) -> list[int]:  # noqa: ARG002, FBT001  # the client's own signature
+        answer = self._come("batch_remove")
+        if answer is not None:
+            return answer
+        return [0 if self.objects.pop(key, None) is not None else -704 for key in keys]
+
+    def remove_by_regex(self, regex_pattern: str, force: bool) -> int:  # noqa: ARG002, FBT001  # the client's own signature
+        answer = self._come("remove_by_regex")
+        return answer[0] if answer else 0
+
+    def moved_by(self, name: str) -> Sequence[int]:
+        """Return how many buffers each call of one name moved."""
+        return [buffers for call, buffers in self.calls if call == name]
+
+
+def open_fake(fake: FakeClient, **options: object) -> MooncakeStore:
+    """Open a store on a client without a cluster, impatient unless told otherwise."""
+    impatient = {
+        "master": "127.0.0.1:1",
+        "reads": "ranged",
+        "answer_seconds": 0.2,
+        "connect_seconds": 0.2,
+        "contended_seconds": 0.1,
+        "lease_seconds": 0.05,
+        "pause_seconds": 0.05,
+    }
+    settings = MooncakeStoreOptions.of_config({**impatient, **options})
+    client = Client(settings, make=lambda: fake, config=lambda _: "config")
+    return MooncakeStore(settings, client=client)
