@@ -1,0 +1,60 @@
+"""Soak: processes that share memory, and are killed one by one and all together.
+
+The long form runs for a fifth of KVLINKER_SOAK_SECONDS, which is ten minutes unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import kvlinker_memory
+from kvlinker.testing.soak import Outage, SoakPlan, run_soak
+from kvlinker.testing.soak_checks import USUAL_ANSWERS, check_report, check_what_is_left
+
+_log = logging.getLogger(__name__)
+
+SOAK_SECONDS = float(os.environ.get("KVLINKER_SOAK_SECONDS", "600")) / 5
+SHORT = SoakPlan(seconds=2, calls=300, processes=2, numbers=12, kills=3, stops=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakedMemory:
+    """The adapter of the memory store for `kvlinker.testing.soak`."""
+
+    folder: Path
+    module: str = "kvlinker_memory"
+    grace_seconds: float = 1.0
+    lets_go_late: bool = False
+    outages: Sequence[Outage] = ()
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """So small that objects are evicted."""
+        return {"path": str(self.folder / "store"), "capacity": "4MiB"}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(SHORT, id="short"),
+        pytest.param(SoakPlan.long(SOAK_SECONDS), id="long", marks=pytest.mark.soak),
+    ],
+)
+def test_b71_b72_processes_that_are_killed_leave_whole_objects_to_the_others(
+    in_memory: Path, tmp_path: Path, plan: SoakPlan
+) -> None:
+    target = SoakedMemory(folder=in_memory)
+
+    report = run_soak(target, tmp_path, plan)
+
+    _log.info("%s", report)
+    check_report(report, plan, answers=[*USUAL_ANSWERS, "layer ok", "held"])
+    assert report.errors == 0
+    assert report.counts["held and lost"] == 0
+    check_what_is_left(lambda: kvlinker_memory.open_store(target.config), report, plan)
