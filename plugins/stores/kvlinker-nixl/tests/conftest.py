@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from bucket_server import BucketServer
 from peer_process import PeerProcess
 
 
@@ -19,6 +21,7 @@ def near_transports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "self,sm,tcp")
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
     monkeypatch.setenv("UCX_LOG_LEVEL", "fatal")
+    monkeypatch.setenv("KV_NIXL_TEST_SECRET", "open sesame")
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +45,17 @@ def peer() -> Iterator[PeerProcess]:
     server = PeerProcess("4MiB")
     yield server
     server.end()
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[BucketServer]:
+    """Give a server of S3's kind that tests share, each with a prefix of its own."""
+    server = BucketServer()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Give a prefix that no other test has."""
+    return uuid.uuid4().hex[:8]

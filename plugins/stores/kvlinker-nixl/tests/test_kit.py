@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from bucket_server import BUCKET, BucketServer
 from foreign_memory import flip_byte_in_memory
 from peer_process import PeerProcess
 
@@ -65,3 +66,29 @@ class TestStagedPeerStore(PeerKit):
 
 class TestDirectPeerStore(PeerKit):
     options: Mapping[str, object] = {"staged": False}
+
+
+class TestObjectStore(PersistentStoreTests):
+    plugin = kvlinker_nixl
+
+    @pytest.fixture
+    def config(self, bucket: BucketServer, prefix: str) -> Mapping[str, object]:
+        return {
+            "backend": "OBJ",
+            "bucket": BUCKET,
+            "prefix": prefix,
+            "endpoint": bucket.endpoint,
+            "access_key": "kv",
+            "secret_key": "${env:KV_NIXL_TEST_SECRET}",
+        }
+
+    @pytest.fixture
+    def damage(self, bucket: BucketServer, prefix: str) -> Damage:
+        def flip(_store: Store, key: ObjectKey, payload: bytes) -> None:
+            name = f"{prefix}/{key[:12].hex()}/{key[12:13].hex()}/{key[13:].hex()}"
+            client = bucket.client()
+            value = bytearray(client.get(name).buffer())
+            value[value.find(payload)] ^= 1
+            client.put(name, bytes(value))
+
+        return flip

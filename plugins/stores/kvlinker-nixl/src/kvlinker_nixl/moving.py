@@ -46,6 +46,8 @@ class LineLimits:
     pause_seconds: float
     call_bytes: int
     close_seconds: float
+    errors_add_up: bool = True
+    """Whether failed transfers in a row say that nothing works; not where one object may fail a transfer."""
 
 
 def descriptors(
@@ -79,12 +81,19 @@ class Line:
         self._is_closed = False
         self._idle = threading.Condition()
         self._moves = 0
+        self._numbers = 0
         self.kept: list[Registration] = []
         """Of files that transfers name; released with the line."""
 
     def __str__(self) -> str:
         """Return the store and the direction, for messages."""
         return self._label
+
+    def numbers(self, count: int) -> range:
+        """Return numbers that no other object of this line was registered by."""
+        with self._idle:
+            self._numbers += count
+            return range(self._numbers - count, self._numbers)
 
     def check_open(self) -> None:
         """Do nothing while the store is open in this process.
@@ -175,7 +184,8 @@ class Line:
             raise StoreError(msg) from None
         self._finish(transfer, block)
         if transfer.problem:
-            self.breaker.fail()
+            if self.limits.errors_add_up:
+                self.breaker.fail()
             msg = f"{self}: a transfer of {len(local[1])} ranges failed with {transfer.problem}"
             raise StoreError(msg)
         self.breaker.succeed(timeouts=timeouts)

@@ -13,6 +13,8 @@ from kvlinker_nixl.agents import Agent, Memory
 from kvlinker_nixl.depots import LocalDepot
 from kvlinker_nixl.library import Client, load_client
 from kvlinker_nixl.moving import Line, LineLimits, Target
+from kvlinker_nixl.object_catalog import ObjectCatalog
+from kvlinker_nixl.object_store import Direction, ObjectStore
 from kvlinker_nixl.options import Backend, NixlStoreOptions
 from kvlinker_nixl.peer_depot import Channel, PeerDepot
 from kvlinker_nixl.registering import PoolRegistrations
@@ -48,6 +50,8 @@ def open_nixl_store(options: NixlStoreOptions) -> Store:
     client = load_client()
     if options.backend is Backend.UCX:
         return _open_peer(options, client)
+    if options.backend is Backend.OBJ:
+        return _open_objects(options, client)
     return _open_files(options, client)
 
 
@@ -75,6 +79,7 @@ def make_lines(options: NixlStoreOptions, client: Client, params: Mapping[str, s
         pause_seconds=options.pause_seconds,
         call_bytes=options.call_bytes,
         close_seconds=options.close_seconds,
+        errors_add_up=options.backend is not Backend.OBJ,
     )
 
     def make(name: str) -> Line:
@@ -172,3 +177,31 @@ def _open_peer(options: NixlStoreOptions, client: Client) -> Store:
         has_checksums=True,
     )
     return SlotStore(state, pool_registrations(options, lines), is_shared=True)
+
+
+# ---- object storage -----------------------------------------------------------------------------
+
+
+def _open_objects(options: NixlStoreOptions, client: Client) -> Store:
+    catalogs = [
+        ObjectCatalog(options, f"nixl store {options.place}, {name}")
+        for name in ("lookups", "offloads")
+    ]
+    lines = make_lines(options, client, _object_params(options))
+    reads = Direction(line=lines.reads, catalog=catalogs[0])
+    writes = Direction(line=lines.writes, catalog=catalogs[1])
+    return ObjectStore(options, reads, writes)
+
+
+def _object_params(options: NixlStoreOptions) -> Mapping[str, str]:
+    """Return the backend's parameters; what is not given is looked for by its own chain."""
+    params = {"bucket": options.bucket, "region": options.region, "req_checksum": "required"}
+    if options.endpoint:
+        params["endpoint_override"] = options.endpoint
+        params["scheme"] = options.endpoint.partition("://")[0]
+        params["use_virtual_addressing"] = "false"
+    if options.access_key:
+        params["access_key"] = options.access_key
+    if options.secret_key is not None:
+        params["secret_key"] = options.secret_key.read("nixl store: secret_key")
+    return params
