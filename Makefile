@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest
 
 PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/*/*/pyproject.toml examples/*/pyproject.toml))
 DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
-EDITABLES := $(foreach path,$(DISTRIBUTIONS:core=core[cli,encryption,retries,testing]),--editable '$(path)')
+EDITABLES := $(foreach path,$(DISTRIBUTIONS:core=core[cli,compression,encryption,retries,testing]),--editable '$(path)')
 TEST_FOLDERS := $(wildcard $(addsuffix /tests,$(DISTRIBUTIONS)) tests) benchmarks
 
 SGLANG := plugins/engines/kvlinker-sglang

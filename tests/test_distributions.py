@@ -137,5 +137,5 @@ def test_make_installs_every_distribution() -> None:
 
     wanted = {path.folder.relative_to(ROOT).as_posix() for path in distributions()} - {"core"}
     installed = set(re.findall(r"--editable '(.+?)'", done.stdout))
-    assert installed == {"core[cli,encryption,retries,testing]", *wanted}
+    assert installed == {"core[cli,compression,encryption,retries,testing]", *wanted}
     assert done.stdout.index("constraints.txt torch\n") < done.stdout.index("--editable")

@@ -170,6 +170,53 @@ def test_tiers_can_be_encrypted_as_one(registry: PluginRegistry) -> None:
     store.close()
 
 
+def test_a_compressed_store_can_be_encrypted_behind_that(registry: PluginRegistry) -> None:
+    inner = {"encrypted": {"secret": "0F" * 32, "store": {"box": {}}}}
+    tree = compose("compressed", {"level": 3, "item_bytes": 1, "store": inner})
+
+    store = tree.open(registry)
+
+    shelf, keys = Shelf(store), object_keys(2)
+    shelf.stock(keys)
+    assert tree.title == "compressed encrypted box"
+    assert store.stats().counters["bytes_in"] == 2 * shelf.page_bytes
+    assert shelf.read(keys) == (ReadStatus.OK,) * 2
+    store.close()
+
+
+def test_tiers_write_back_within_bounds(registry: PluginRegistry) -> None:
+    options = {
+        "stores": [{"box": {}}, {"crate": {}}],
+        "write": "back",
+        "write_back_bytes": "1KiB",
+        "write_back_objects": 10,
+    }
+    store = compose("tiers", options).open(registry)
+
+    shelf = Shelf(store)
+    shelf.stock(object_keys(1))
+    shelf.stock(object_keys(2, chain="more than a KiB"))
+    assert isinstance(store, TieredStore)
+    assert store.flush(60)
+    counters = store.stats().counters
+    assert (counters["written_back"], counters["written_through"]) == (1, 2)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"write": "behind"}, 'tiers.write must be "through" or "back"'),
+        ({"write_back_bytes": "1GiB"}, 'mean nothing without "write": "back"'),
+        ({"write": "back", "write_back_objects": 0}, "write_back_objects"),
+        ({"writes": "back"}, "did you mean 'write'"),
+    ],
+)
+def test_what_tiers_are_told_of_writing_is_checked(options: dict[str, object], why: str) -> None:
+    with pytest.raises(ContractError, match=why):
+        compose("tiers", {"stores": [{"box": {}}, {"crate": {}}], **options})
+
+
 def test_a_read_only_store_serves_what_is_there_and_takes_nothing(
     registry: PluginRegistry,
 ) -> None:
@@ -352,7 +399,7 @@ def test_a_secret_that_is_none_is_refused_at_the_opening_and_not_shown(
         ("retrying", {"share": 2}, "retrying.share must be a number from 0 to 1"),
         ("retrying", {"share": "0.1"}, "retrying.share must be a number from 0 to 1"),
         ("retrying", {"lookup_seconds": "2h"}, "lookup_seconds must be from 0 to 3600"),
-        ("tiers", {"stores": [{"box": {}}], "promotion_bytes": "1"}, "must be an integer"),
+        ("tiers", {"stores": [{"box": {}}], "promotion_bytes": "one"}, "must be a number of bytes"),
     ],
 )
 def test_what_is_no_composition_is_refused_by_place(

@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 
 from kvlinker.errors import ContractError
-from kvlinker.integers import as_integer
 from kvlinker.registry import PluginRegistry
 from kvlinker.store import Store
 from kvlinker.stores.option_values import OptionValues, kind_of
 from kvlinker.stores.policies import POLICIES, Policy, Wrap
 from kvlinker.stores.tiered import PROMOTION_BYTES, tiered
+from kvlinker.stores.write_back import WriteBackLimits
 
 __all__ = ["TIERS", "StoreTree", "compose"]
 
 TIERS = "tiers"
 """A name that is no plugin's: of stores in front of each other."""
+_WRITE_BACK = ("write_back_bytes", "write_back_objects")
 
 
 class StoreTree(ABC):
@@ -83,6 +84,7 @@ class _Tiers(StoreTree):
 
     stores: tuple[StoreTree, ...]
     promotion_bytes: int
+    write_back: WriteBackLimits | None
 
     @property
     def name(self) -> str:
@@ -103,7 +105,7 @@ class _Tiers(StoreTree):
                 store = tree.open(registry)
                 undo.callback(store.close)
                 opened.append((name, store))
-            made = tiered(opened, promotion_bytes=self.promotion_bytes)
+            made = tiered(opened, promotion_bytes=self.promotion_bytes, write_back=self.write_back)
             undo.pop_all()
             return made
 
@@ -147,8 +149,9 @@ def compose(name: str, options: Mapping[str, object]) -> StoreTree:
     Args:
         name: of a store plugin, also as `distribution:name`, or `tiers`, or one of `kvlinker.stores.policies`.
         options: the plugin's own, which it checks when it is opened; of `tiers`: `stores`, a list of which each
-            is `{NAME: OPTIONS}` or a list again, and `promotion_bytes`, as `TieredStore` takes it; of a policy:
-            `store`, such a one, and the policy's own.
+            is `{NAME: OPTIONS}` or a list again, `promotion_bytes`, as `TieredStore` takes it, `write`, which is
+            "through" or "back", and for "back" `write_back_bytes` and `write_back_objects`; of a policy: `store`,
+            such a one, and the policy's own.
 
     Raises:
         ContractError: something is none of this; the text says where and what is meant.
@@ -182,17 +185,38 @@ def _named(name: object, options: object, *, where: str) -> StoreTree:
 
 
 def _tiers(options: Mapping[object, object], where: str) -> StoreTree:
-    OptionValues(values=options, where=where).check_known(("stores", "promotion_bytes"))
+    values = OptionValues(values=options, where=where)
+    values.check_known(("stores", "promotion_bytes", "write", *_WRITE_BACK))
     stores = options.get("stores")
     is_list = isinstance(stores, Sequence) and not isinstance(stores, str | bytes)
     if not isinstance(stores, Sequence) or not is_list or not stores:
         msg = f"{where}.stores must be a list of stores from near to far, got {kind_of(stores)}"
         raise ContractError(msg)
-    size = options.get("promotion_bytes", PROMOTION_BYTES)
+    size = values.size("promotion_bytes")
     return _Tiers(
         stores=tuple(_tree(item, f"{where}[{i}]") for i, item in enumerate(stores)),
-        promotion_bytes=as_integer(size, f"{where}.promotion_bytes", at_least=0),
+        promotion_bytes=PROMOTION_BYTES if size is None else size,
+        write_back=_write_back(values),
     )
+
+
+def _write_back(values: OptionValues) -> WriteBackLimits | None:
+    write = values.values.get("write", "through")
+    size = values.size("write_back_bytes")
+    objects = values.integer("write_back_objects", at_least=1)
+    if write not in ("through", "back"):
+        msg = f'{values.where}.write must be "through" or "back", got {kind_of(write)}'
+        raise ContractError(msg)
+    if write == "back":
+        usual = WriteBackLimits()
+        return WriteBackLimits(
+            max_bytes=usual.max_bytes if size is None else size,
+            max_objects=usual.max_objects if objects is None else objects,
+        )
+    if size is not None or objects is not None:
+        msg = f'{values.where}: {" and ".join(_WRITE_BACK)} mean nothing without "write": "back"'
+        raise ContractError(msg)
+    return None
 
 
 def _wrapped(policy: Policy, options: Mapping[object, object], where: str) -> StoreTree:

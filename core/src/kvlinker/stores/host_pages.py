@@ -20,6 +20,7 @@ __all__ = [
     "RangesSeen",
     "by_range",
     "of_spans",
+    "plan_of_rows",
     "slot_bytes",
     "slots_of",
 ]
@@ -97,18 +98,27 @@ class HostPages:
 
     def plan(self, ranges: ObjectRanges, count: int) -> TransferPlan:
         """Return the plan of whole objects, of which so many fit; `select` names some of them."""
-        stride = ranges.object_bytes
-        spans = SpanColumns(
-            labels=tuple(f"{ranges.pool}[{i}]" for i in range(len(ranges.offset))),
-            base=self._array.ctypes.data + ranges.offset,
-            stride=np.full(len(ranges.offset), stride, dtype=np.int64),
-            row_bytes=ranges.size,
-            span_rows=np.full(len(ranges.offset), count, dtype=np.int64),
-            offset=ranges.offset,
-            part=np.zeros(len(ranges.offset), dtype=np.int64),
-        )
-        pages = PreparedPages.of_starts(ranges.pool, np.arange(count, dtype=np.int64), 1)
-        return TransferPlan(pages=pages, spans=spans, part_bytes=(stride,))
+        rows = self._array[: count * ranges.object_bytes].reshape(count, ranges.object_bytes)
+        return plan_of_rows(ranges.pool, rows, ranges.offset, ranges.size)
+
+
+def plan_of_rows(
+    pool: str, rows: NDArray[np.uint8], offsets: IndexArray, sizes: IndexArray
+) -> TransferPlan:
+    """Return the plan of some ranges of objects that lie in the rows of an array; keep it while the plan is used."""
+    count, stride = rows.shape
+    same = np.ones(len(offsets), dtype=np.int64)
+    spans = SpanColumns(
+        labels=tuple(f"{pool}[{i}]" for i in range(len(offsets))),
+        base=rows.ctypes.data + offsets,
+        stride=same * stride,
+        row_bytes=sizes,
+        span_rows=same * count,
+        offset=offsets,
+        part=same * 0,
+    )
+    pages = PreparedPages.of_starts(pool, np.arange(count, dtype=np.int64), 1)
+    return TransferPlan(pages=pages, spans=spans, part_bytes=(stride,))
 
 
 def by_range(plan: TransferPlan) -> Iterable[TransferPlan]:

@@ -11,6 +11,7 @@ from typing import TypeAlias, TypeVar
 from kvlinker.errors import ContractError
 from kvlinker.store import Store
 from kvlinker.stores.admitting import REMEMBERED, AdmittingStore
+from kvlinker.stores.compressed import CompressedStore
 from kvlinker.stores.encrypted import EncryptedStore
 from kvlinker.stores.expiring import ExpiringStore
 from kvlinker.stores.option_values import OptionValues
@@ -55,6 +56,12 @@ def _wrapping(make: Callable[[Store], Store]) -> Wrap:
 
 def _or(value: _T | None, default: _T) -> _T:
     return default if value is None else value
+
+
+def _compressed(options: OptionValues) -> Wrap:
+    level = _or(options.integer("level", at_least=1), 1)
+    item_bytes = _or(options.integer("item_bytes", at_least=1), 2)
+    return _wrapping(lambda store: CompressedStore(store, level=level, item_bytes=item_bytes))
 
 
 def _encrypted(options: OptionValues) -> Wrap:
@@ -135,6 +142,7 @@ def _quota(options: OptionValues) -> Wrap:
 
 POLICIES: Mapping[str, Policy] = {
     "admission": Policy(title="admitting", options=("remember",), read=_admission),
+    "compressed": Policy(title="compressed", options=("level", "item_bytes"), read=_compressed),
     "encrypted": Policy(title="encrypted", options=("secret",), read=_encrypted),
     "expiring": Policy(title="expiring", options=("seconds",), read=_expiring),
     "pinned": Policy(

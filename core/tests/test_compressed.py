@@ -1,0 +1,439 @@
+"""Compression: what becomes shorter, what is read of it, and what is refused to be unpacked."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from zstandard import ZstdCompressor
+
+from kvlinker.device import HostAccess
+from kvlinker.entries import DevicePoolEntry
+from kvlinker.errors import ContractError, StoreError, UnsupportedOperationError
+from kvlinker.plans import TransferPlan
+from kvlinker.spans import BufferSpan
+from kvlinker.store import Integrity, ReadRequest, ReadStatus, Store, WriteBatch, WriteStatus
+from kvlinker.stores.compressed import CompressedStore
+from kvlinker.stores.compression import (
+    PREFIX_BYTES,
+    RAW_EXTRA_BYTES,
+    Packer,
+    StreamTable,
+    Unpacker,
+    cut_blocks,
+)
+from kvlinker.stores.encrypted import EncryptedStore
+from kvlinker.stores.stream_lengths import StreamLengths
+from kvlinker.stores.tiered import TieredStore
+from kvlinker.testing import Call, FaultAccess, FaultStore, MemoryStore, Raise, Rule
+from kvlinker.testing.shelves import Shelf, allow, object_keys
+
+OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT
+WRITTEN, EXISTS = WriteStatus.WRITTEN, WriteStatus.EXISTS
+LAYERS, RANGE = 6, 40 << 10
+PAGE = LAYERS * RANGE
+
+
+def values(count: int, *, seed: int, spread: float = 1.0) -> NDArray[np.uint8]:
+    """Return so many bfloat16 values of a normal distribution, as KV values are much like."""
+    floats = np.random.default_rng(seed).normal(scale=spread, size=count).astype(np.float32)
+    return (floats.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+
+
+class Pool:
+    """Pages of KV-like values in host memory, a range of K or V each layer, beside a store."""
+
+    def __init__(self, store: Store, *, pages: int = 4) -> None:
+        self.store = store
+        rows = [values(pages * RANGE // 2, seed=i).reshape(pages, RANGE) for i in range(LAYERS)]
+        self.source = [row.copy() for row in rows]
+        self.target = [np.zeros_like(row) for row in rows]
+        self.access = HostAccess()
+
+    def plan(
+        self, memory: list[NDArray[np.uint8]], pages: range, layer: int | None = None
+    ) -> TransferPlan:
+        spans = [
+            BufferSpan(base_ptr=m.ctypes.data, rows=len(m), row_bytes=RANGE, row_stride=RANGE)
+            for m in memory
+        ]
+        entry = DevicePoolEntry(
+            name="kv",
+            indices_from_pool="kv",
+            components=[spans],
+            layer_mapping={i: i for i in range(LAYERS)},
+            page_size=1,
+            rows_are_pages=True,
+        )
+        locations = entry.prepare_locations(list(pages))
+        plan = entry.page_plan(locations) if layer is None else entry.layer_plan(locations, layer)
+        assert plan is not None
+        return plan
+
+    def write(self, keys: tuple[bytes, ...]) -> tuple[WriteStatus, ...]:
+        plan = self.plan(self.source, range(len(keys)))
+        batch = WriteBatch(keys=keys, plan=plan, fingerprint=b"layout")
+        return self.store.write([batch], self.access, may_publish=allow)[0]
+
+    def request(self, keys: tuple[bytes, ...]) -> ReadRequest:
+        return ReadRequest(keys=keys, object_bytes=PAGE, fingerprint=b"layout")
+
+    def read(self, keys: tuple[bytes, ...], layer: int | None = None) -> tuple[ReadStatus, ...]:
+        """Read, and check every byte of what is OK."""
+        for memory in self.target:
+            memory[:] = 0
+        with self.store.open_read(self.request(keys)) as session:
+            statuses = session.read(self.plan(self.target, range(len(keys)), layer), self.access)
+        for i, status in enumerate(statuses):
+            for number in range(LAYERS) if layer is None else [layer]:
+                same = np.array_equal(self.target[number][i], self.source[number][i])
+                assert same or status is not OK
+        return statuses
+
+
+# ---- what becomes shorter -------------------------------------------------------------------------
+
+
+def test_values_take_a_quarter_less_and_come_back_whole_and_by_layer() -> None:
+    inner = MemoryStore()
+    pool = Pool(CompressedStore(inner))
+    keys = object_keys(4)
+
+    assert pool.write(keys) == (WRITTEN,) * 4
+
+    assert inner.stats().used_bytes < 0.76 * 4 * PAGE
+    assert pool.read(keys) == (OK,) * 4
+    for layer in range(LAYERS):
+        assert pool.read(keys, layer) == (OK,) * 4
+    counters = pool.store.stats().counters
+    assert counters["bytes_in"] == 4 * PAGE
+    assert counters["bytes_out"] == inner.stats().used_bytes
+
+
+def test_what_does_not_become_shorter_is_kept_as_it_is() -> None:
+    inner = MemoryStore()
+    pool = Pool(CompressedStore(inner))
+    random = np.random.default_rng(1)
+    for memory in pool.source:
+        memory[:] = random.integers(0, 256, memory.shape, dtype=np.uint8)
+    keys = object_keys(2)
+
+    pool.write(keys)
+
+    assert inner.stats().used_bytes == 2 * (PAGE + RAW_EXTRA_BYTES)
+    assert pool.store.stats().counters["kept_as_they_are"] == 2
+    assert pool.read(keys) == (OK, OK)
+    assert pool.read(keys, 3) == (OK, OK)
+
+
+def test_objects_of_unlike_lengths_are_written_in_order_and_read_together() -> None:
+    inner = MemoryStore()
+    pool = Pool(CompressedStore(inner))
+    for number, memory in enumerate(pool.source):
+        memory[0] = 0
+        memory[2] = values(RANGE // 2, seed=number, spread=1e-3) & 0x3F
+    keys = object_keys(4)
+
+    pool.write(keys)
+
+    assert inner.keys() == keys
+    assert len({len(inner.payload(key)) for key in keys}) == 3
+    assert pool.read(keys) == (OK,) * 4
+    again = Pool(CompressedStore(inner))  # which knows of no lengths yet
+    again.source = pool.source
+    assert again.read(keys) == (OK,) * 4
+    assert again.read(keys, 1) == (OK,) * 4
+
+
+@pytest.mark.parametrize("item_bytes", [1, 2, 4, 8])
+def test_level_and_items_are_the_writer_s_matter_alone(item_bytes: int) -> None:
+    inner = MemoryStore()
+    keys = object_keys(2)
+    Pool(CompressedStore(inner, level=7, item_bytes=item_bytes)).write(keys)
+
+    assert Pool(CompressedStore(inner)).read(keys) == (OK, OK)
+
+
+def test_compressed_and_plain_objects_are_never_read_as_each_other() -> None:
+    inner = MemoryStore()
+    plain, compressed = Pool(inner), Pool(CompressedStore(inner))
+    first, second = object_keys(1), object_keys(1, chain="second")
+    plain.write(first)
+    compressed.write(second)
+
+    assert compressed.read(first) == (MISS,)
+    assert plain.read(second) == (MISS,)
+
+
+def test_what_is_stored_is_neither_copied_nor_compressed_again() -> None:
+    inner = MemoryStore()
+    shelf = Shelf(CompressedStore(inner))
+    keys = object_keys(3)
+    shelf.stock(keys[:2])
+    kept = inner.payload(keys[0])
+    watched = FaultAccess(shelf.access)
+
+    assert shelf.write(keys, memory=watched) == (EXISTS, EXISTS, WRITTEN)
+    assert inner.payload(keys[0]) == kept
+    assert [len(copy.rows) for copy in watched.copies] == [1]
+
+
+def test_objects_that_are_absent_cost_no_search_of_their_lengths() -> None:
+    inner = FaultStore(MemoryStore())
+    pool = Pool(CompressedStore(inner))
+    pool.write(object_keys(1))
+    before = inner.count(Call.OPEN_READ)
+
+    assert pool.read(object_keys(4, chain="absent")) == (MISS,) * 4
+
+    assert inner.count(Call.OPEN_READ) == before + 1
+
+
+def test_the_length_that_was_found_last_is_asked_for_first() -> None:
+    inner = FaultStore(MemoryStore())
+    keys = object_keys(4)
+    Pool(CompressedStore(inner)).write(keys)
+    again = Pool(CompressedStore(inner))
+
+    again.read(keys)
+    searched = inner.count(Call.OPEN_READ)
+    again.read(keys)
+
+    assert inner.count(Call.OPEN_READ) == searched + 1
+
+
+def test_a_layer_is_read_with_its_own_cells_alone() -> None:
+    inner = MemoryStore(integrity=Integrity.LENGTH)
+    pool = Pool(CompressedStore(inner))
+    keys = object_keys(1)
+    pool.write(keys)
+    stream = bytearray(inner.payload(keys[0]))
+    end = len(bytes(stream).rstrip(b"\0"))
+    stream[end - RANGE // 2 - 9 : end] = bytes(RANGE // 2 + 9)  # of the last layer
+
+    inner.tamper(keys[0], bytes(stream))
+
+    assert pool.read(keys, 0) == (OK,)
+    assert pool.read(keys, LAYERS - 1) == (CORRUPT,)
+
+
+def test_a_store_that_reads_whole_objects_alone_is_asked_for_no_part_of_one() -> None:
+    pool = Pool(CompressedStore(MemoryStore(ranged_reads=False)))
+    keys = object_keys(3)
+
+    assert pool.write(keys) == (WRITTEN,) * 3
+    assert pool.read(keys) == (OK,) * 3
+    with pytest.raises(UnsupportedOperationError, match="whole objects alone"):
+        pool.read(keys, 0)
+
+
+def test_a_prefetch_goes_through_to_the_tiers_inside() -> None:
+    near, far = MemoryStore(), MemoryStore()
+    tiers = TieredStore(near, far)
+    pool = Pool(CompressedStore(tiers))
+    keys = object_keys(2)
+    pool.write(keys)
+    near.delete(keys)
+
+    assert pool.store.prefetch(pool.request(keys)) == 2
+
+    assert tiers.wait_for_promotions(60)
+    assert near.payload(keys[0]) == far.payload(keys[0])
+
+
+def test_what_is_compressed_can_be_encrypted_behind_that() -> None:
+    inner = MemoryStore(integrity=Integrity.LENGTH)
+    pool = Pool(CompressedStore(EncryptedStore(inner, bytes(32))))
+    keys = object_keys(3)
+
+    pool.write(keys)
+
+    assert inner.stats().used_bytes < 0.76 * 3 * PAGE
+    assert pool.read(keys) == (OK,) * 3
+    assert pool.read(keys, 2) == (OK,) * 3
+
+
+# ---- what is not right ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stream() -> NDArray[np.uint8]:
+    """Return the stream of 40 KiB of values in two blocks."""
+    pieces = Packer(level=1, item_bytes=2).pack(values(20 << 10, seed=0), [16 << 10, 40 << 10])
+    return np.concatenate(pieces)
+
+
+def table_of(stream: NDArray[np.uint8]) -> StreamTable | None:
+    return StreamTable.decode(stream, object_bytes=40 << 10, stream_bytes=len(stream))
+
+
+def unpacked(stream: NDArray[np.uint8]) -> bool:
+    table = table_of(stream)
+    assert table is not None
+    ranges = np.array([0]), np.array([40 << 10])
+    return Unpacker().unpack(table, stream, ranges, np.zeros(40 << 10, dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("at", "number"),
+    [
+        (0, 0),  # another magic
+        (8, 3),  # planes that there are not
+        (8, 0),  # none, and blocks
+        (12, 1),  # a block less
+        (12, 0xFFFFFFFF),
+        (16, 0),  # a block of no bytes
+        (16, 0x7FFFFFFF),
+        (16, (16 << 10) + 1),  # blocks of more bytes than the object
+        (20, (8 << 10) + 1),  # a plane of more bytes than there are
+        (24, 0xFFFFFFFF),
+    ],
+)
+def test_t1_a_table_with_a_wrong_number_is_refused(
+    stream: NDArray[np.uint8], at: int, number: int
+) -> None:
+    assert table_of(stream) is not None
+    stream[at : at + 4] = np.frombuffer(struct.pack("<I", number), dtype=np.uint8)
+
+    assert table_of(stream) is None
+
+
+def test_t1_a_table_longer_than_its_stream_is_refused(stream: NDArray[np.uint8]) -> None:
+    assert table_of(stream[: PREFIX_BYTES + 4]) is None
+    short = StreamTable.decode(stream, object_bytes=40 << 10, stream_bytes=len(stream) - 1)
+    assert short is None
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["hidden", "told"])
+def test_a_plane_that_unpacks_to_more_than_it_should_is_refused(
+    stream: NDArray[np.uint8], *, is_told: bool
+) -> None:
+    bomb = ZstdCompressor(write_content_size=is_told).compress(bytes(16 << 20))
+    table = table_of(stream)
+    assert table is not None
+    begin = table.table_bytes + int(table.sizes[0, 0])
+    stream[begin : begin + len(bomb)] = np.frombuffer(bomb, dtype=np.uint8)
+    stream[24:28] = np.frombuffer(struct.pack("<I", len(bomb)), dtype=np.uint8)
+
+    tracemalloc.start()
+    is_right = unpacked(stream)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert not is_right
+    assert peak < 1 << 20
+
+
+def test_a_plane_that_is_no_frame_is_refused(stream: NDArray[np.uint8]) -> None:
+    table = table_of(stream)
+    assert table is not None
+    begin = table.table_bytes + int(table.sizes[0, 0])
+    stream[begin : begin + 4] ^= 0xFF
+
+    assert not unpacked(stream)
+
+
+def test_t1_a_stream_that_cannot_be_unpacked_is_corrupt_dropped_and_counted() -> None:
+    inner = MemoryStore(integrity=Integrity.LENGTH)
+    pool = Pool(CompressedStore(inner))
+    keys = object_keys(3)
+    pool.write(keys)
+    inner.tamper(keys[0], bytes(len(inner.payload(keys[0]))))
+    damaged = bytearray(inner.payload(keys[1]))
+    table = StreamTable.decode(
+        np.frombuffer(bytes(damaged), dtype=np.uint8), object_bytes=PAGE, stream_bytes=len(damaged)
+    )
+    assert table is not None
+    at = table.table_bytes + int(table.sizes[0, 0])  # the frame of the first high bytes
+    damaged[at : at + 4] = b"none"
+    inner.tamper(keys[1], bytes(damaged))
+
+    statuses = pool.read(keys)
+
+    assert statuses == (CORRUPT, CORRUPT, OK)
+    assert pool.store.exists(keys) == (False, False, True)
+    assert pool.store.stats().counters["undecodable"] == 2
+
+
+def test_what_cannot_be_dropped_is_counted_and_the_rest_is_read() -> None:
+    inner = MemoryStore(integrity=Integrity.LENGTH)
+    faulty = FaultStore(inner)
+    faulty.script.add(Rule(call=Call.DELETE, fault=Raise(error=StoreError("no"))))
+    pool = Pool(CompressedStore(faulty))
+    keys = object_keys(2)
+    pool.write(keys)
+    inner.tamper(keys[0], bytes(len(inner.payload(keys[0]))))
+
+    assert pool.read(keys) == (CORRUPT, OK)
+    assert pool.store.stats().counters["undeleted"] == 1
+
+
+@pytest.mark.parametrize(
+    "store", [MemoryStore(registers_memory=True), MemoryStore(max_ranges_per_call=9)]
+)
+def test_a_store_that_moves_pool_memory_or_bounds_ranges_is_refused(store: MemoryStore) -> None:
+    with pytest.raises(ContractError, match="compress another store"):
+        CompressedStore(store)
+
+
+@pytest.mark.parametrize(
+    ("level", "item_bytes", "why"),
+    [(0, 2, "level"), (20, 2, "level"), (1, 3, "item_bytes must be one of 1, 2, 4, 8, got 3")],
+)
+def test_values_out_of_bounds_are_refused(level: int, item_bytes: int, why: str) -> None:
+    with pytest.raises(ContractError, match=why):
+        CompressedStore(MemoryStore(), level=level, item_bytes=item_bytes)
+
+
+# ---- arithmetic -------------------------------------------------------------------------------------
+
+
+@given(
+    sizes=st.lists(st.integers(1, 200_000), min_size=1, max_size=12),
+    item_bytes=st.sampled_from([1, 2, 4, 8]),
+    seed=st.integers(0, 9),
+    chosen=st.data(),
+)
+def test_every_range_of_an_object_unpacks_to_its_bytes(
+    sizes: list[int], item_bytes: int, seed: int, chosen: st.DataObject
+) -> None:
+    size = np.array(sizes, dtype=np.int64)
+    offset = np.cumsum(size) - size
+    content = np.random.default_rng(seed).integers(
+        0, 1 + 40 * seed, int(size.sum()), dtype=np.int64
+    )
+    plain = content.astype(np.uint8)
+    ends = cut_blocks(offset, size)
+    packed = np.concatenate(Packer(level=1, item_bytes=item_bytes).pack(plain, ends))
+    table = StreamTable.decode(packed, object_bytes=len(plain), stream_bytes=len(packed))
+    number = chosen.draw(st.integers(0, len(sizes) - 1))
+    ranges = offset[number : number + 1], size[number : number + 1]
+    target = np.zeros_like(plain)
+
+    assert table is not None
+    assert ends[-1] == len(plain)
+    assert Unpacker().unpack(table, packed, ranges, target)
+    begin, end = int(offset[number]), int(offset[number] + size[number])
+    assert np.array_equal(target[begin:end], plain[begin:end])
+    assert len(packed) <= len(plain) + RAW_EXTRA_BYTES
+
+
+@given(size=st.integers(1, 1 << 24), share=st.floats(0, 1))
+def test_every_stream_has_a_length_that_a_reader_asks_for(size: int, share: float) -> None:
+    lengths = StreamLengths()
+    stream_bytes = max(1, int(share * (size + RAW_EXTRA_BYTES)))
+
+    length = lengths.fitting(size, stream_bytes)
+
+    candidates = lengths.candidates(size)
+    assert stream_bytes <= length <= size + RAW_EXTRA_BYTES
+    assert length in candidates
+    assert len(set(candidates)) == len(candidates) <= 34
+    lengths.note(size, length)
+    assert lengths.usual(size) == length
+    assert sorted(lengths.candidates(size)) == sorted(candidates)
