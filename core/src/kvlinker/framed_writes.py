@@ -18,7 +18,7 @@ from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import StoreClosedError, StoreError
 from kvlinker.framed_looks import FramedState, look_at
-from kvlinker.framed_objects import WantedObjects, frame_pages
+from kvlinker.framed_objects import Look, WantedObjects, frame_pages
 from kvlinker.frames import FrameLayout
 from kvlinker.named_values import NamedValues, parts_of
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
@@ -111,6 +111,11 @@ class FramedWrite(ABC):
             StoreError: the server cannot be asked; objects whose statuses were not set are FAILED.
         """
 
+    def look(self, work: FramedBatch) -> Look:
+        """Find out which objects are there; who is told so when it sends them need not ask before."""
+        wanted = work.wanted(range(len(work.statuses)))
+        return look_at(self.values, self.state, wanted, size=work.layout.header_bytes)
+
     def forget(self) -> None:  # noqa: B027  # who keeps nothing anywhere has nothing to forget
         """Remove what was staged and is not to be published, where that can be done now. Raises nothing."""
 
@@ -153,7 +158,7 @@ class FramedWrite(ABC):
             is_too_long = work.layout.payload_bytes > self._max_object_bytes
             if is_too_long or work.layout.header_bytes > everything.max_header_bytes:
                 continue  # it stays FAILED
-            look = look_at(self.values, self.state, everything, size=work.layout.header_bytes)
+            look = self.look(work)
             self.state.note(everything, work.layout.header_bytes)
             stored = set(look.found)
             work.replaces = {*look.others, *look.damaged}

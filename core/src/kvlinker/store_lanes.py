@@ -48,6 +48,21 @@ class StoreLane:
             msg = f"{self}: the store was closed; open it again"
             raise StoreClosedError(msg)
 
+    def check_up(self) -> None:
+        """Do nothing while the store is open and its server not known to be down.
+
+        Raises:
+            StoreClosedError: the store was closed.
+            StoreTimeoutError: the server could not be reached lately.
+        """
+        self.check_open()
+        if self._breaker.is_open:
+            raise self._down()
+
+    def _down(self) -> StoreTimeoutError:
+        msg = f"{self}: the server could not be reached lately and is not asked again yet"
+        return StoreTimeoutError(msg)
+
     def guarded(self, call: Callable[[], _T]) -> _T:
         """Return what a call returns, unless the server is known to be down.
 
@@ -57,8 +72,7 @@ class StoreLane:
         """
         self.check_open()
         if not self._breaker.allow():
-            msg = f"{self}: the server could not be reached lately and is not asked again yet"
-            raise StoreTimeoutError(msg)
+            raise self._down()
         timeouts = self._breaker.timeouts
         try:
             answer = call()

@@ -106,7 +106,7 @@ class S3Store(Store):
         Raises:
             StoreError: the server cannot be asked; nothing was published.
         """
-        self._state.writes.check_open()
+        self._state.writes.check_up()
         return S3Write(self._state, batches).run(memory, may_publish)
 
     def open_read(self, request: ReadRequest) -> ReadSession:

@@ -14,7 +14,7 @@ from kvlinker_s3.requests import begin_of, delete, ranges_of
 
 __all__ = ["S3Values"]
 
-_TOGETHER_BYTES = 1 << 20
+_TOGETHER_BYTES = 4 << 20
 """Short answers are handed over together, up to so many bytes."""
 
 

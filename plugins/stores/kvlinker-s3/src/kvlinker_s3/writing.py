@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvlinker.errors import StoreError
+from kvlinker.framed_objects import Look
 from kvlinker.framed_writes import FramedBatch, KeptFramesWrite
 from kvlinker.store import WriteBatch, WriteStatus
 from kvlinker_s3.requests import Put, put
@@ -36,6 +37,16 @@ class S3Write(KeptFramesWrite):
         )
         self._store = state
 
+    def look(self, work: FramedBatch) -> Look:
+        """See FramedWrite; a server that knows writes that do not replace says by them what is there.
+
+        Unless there may be no room for all: what is there must not take it from what is not.
+        """
+        total = sum(len(one.statuses) * one.value_bytes for one in self.works)
+        if self._store.creates and total <= self._store.options.write_bytes:
+            return Look()
+        return super().look(work)
+
     def publish(self, work: FramedBatch) -> None:
         """See FramedWrite."""
         self._send(work, work.fresh.tolist())
@@ -51,33 +62,36 @@ class S3Write(KeptFramesWrite):
             )
             for at in positions
         ]
-        again: list[int] = []
         taken: list[int] = []
+        full: list[int] = []
         failures: list[StoreError] = []
         for at, answer in zip(positions, store.writes.attempt(asked), strict=True):
             if isinstance(answer, StoreError):
                 failures.append(answer)
-            elif answer is Put.UNKNOWN:
-                store.creates = False
-                again.append(at)
-            elif answer is Put.EXISTS:
-                taken.append(at)
+            elif answer is Put.STORED:
+                work.statuses[at] = WriteStatus.WRITTEN
+                self.state.count("written")
+            elif answer is Put.FULL:
+                full.append(at)
             else:
-                self._answer(work, at, answer)
+                store.creates = store.creates and answer is not Put.UNKNOWN
+                taken.append(at)
         if failures:
             self.may_be_read = True
             self.note_failure(failures[0])
-        again += self._answer_taken(work, taken)
-        if again:
+        self._answer_full(work, full)
+        if again := self._answer_taken(work, taken):
             self._send(work, again)
 
-    def _answer(self, work: FramedBatch, at: int, answer: Put) -> None:
-        is_stored = answer is Put.STORED
-        work.statuses[at] = WriteStatus.WRITTEN if is_stored else WriteStatus.FULL
-        self.state.count("written" if is_stored else "full")
+    def _answer_full(self, work: FramedBatch, full: Sequence[int]) -> None:
+        """Answer for objects that the server has no room for, and may have all the same."""
+        found = self.found(work, full)
+        for at in full:
+            work.statuses[at] = WriteStatus.EXISTS if at in found else WriteStatus.FULL
+        self.state.count("full", len(full) - len(found))
 
     def _answer_taken(self, work: FramedBatch, taken: Sequence[int]) -> Sequence[int]:
-        """Answer for names that the objects have, since another writer was faster; return the others."""
+        """Answer for names that the objects have, and return those that are to be replaced."""
         found = self.found(work, taken)
         for at in found:
             work.statuses[at] = WriteStatus.EXISTS
