@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from offered_twice import OfferedTwice
 
 from kvlinker.errors import StoreError
 from kvlinker.keys import NAMESPACE_BYTES
@@ -14,6 +13,7 @@ from kvlinker.stores.pinned import PinningStore
 from kvlinker.stores.quota import QuotaStore
 from kvlinker.stores.retrying import RetryBounds, RetryingStore
 from kvlinker.testing import Call, FaultStore, MemoryStore, Raise, Rule
+from kvlinker.testing.offered_twice import OfferedTwice
 from kvlinker.testing.shelves import object_keys
 from kvlinker.testing.stores import Damage, OpenStore, StoreTests
 
