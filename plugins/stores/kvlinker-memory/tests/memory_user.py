@@ -1,7 +1,7 @@
 """Processes that use a memory store: what they are told on stdin they do, and say so.
 
 Arguments: folder, capacity in bytes, and bytes of an object. Commands, each a line: `write FIRST COUNT`,
-`read FIRST COUNT`, `die FIRST COUNT` in the middle of a write, `fill COUNT`, `close`.
+`read FIRST COUNT`, `hold FIRST COUNT`, `die FIRST COUNT` in the middle of a write, `fill COUNT`, `close`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,28 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from kvlinker.errors import StoreError
 from kvlinker.store import ObjectKey, ReadStatus
 from kvlinker.testing.shelves import Shelf, object_keys
 from kvlinker_memory import MemoryStoreOptions, open_memory_store
 
-__all__ = ["KEYS", "User", "bytes_in", "open_shelf", "worst_of"]
+__all__ = ["KEYS", "STEP", "User", "bytes_in", "open_shelf"]
 
-KEYS: Sequence[ObjectKey] = object_keys(4096)
+KEYS: Sequence[ObjectKey] = object_keys(1024)
+STEP = 8
+"""Objects of a write where there are many."""
 
 
 class User:
     """Another process that has the store open."""
 
-    def __init__(self, folder: Path, *, capacity: int, page_bytes: int) -> None:
-        """Start it and wait until it has opened the store."""
-        command = [sys.executable, __file__, str(folder), str(capacity), str(page_bytes)]
+    def __init__(
+        self, folder: Path, *, capacity: int, page_bytes: int, within: Sequence[str] = ()
+    ) -> None:
+        """Start it, by another command where one is given, and wait until it has opened the store."""
+        command = [*within, sys.executable, __file__, str(folder), str(capacity), str(page_bytes)]
         self.process = subprocess.Popen(
             command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -63,13 +67,13 @@ def open_shelf(folder: Path, *, capacity: int, page_bytes: int, keep: bool = Fal
 
 
 def bytes_in(folder: Path) -> int:
-    """Return the memory that all files of a folder take."""
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
-
-
-def worst_of(shelf: Shelf, keys: Sequence[ObjectKey]) -> set[ReadStatus]:
-    """Read objects, each alone and checked byte by byte, and return which statuses there were."""
-    return {status for key in keys for status in shelf.read([key])}
+    """Return the memory that all files of a folder take, which others may delete meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(place, name).stat().st_blocks * 512
+    return total
 
 
 def _die() -> bool:
@@ -78,18 +82,18 @@ def _die() -> bool:
 
 
 def _fill(shelf: Shelf, count: int) -> str:
-    """Write objects one by one, read each, and say how many were stored and how many of them are left."""
-    stored = []
-    for key in KEYS[:count]:
-        try:
-            if shelf.write([key])[0].is_stored:
-                stored.append(key)
-                assert shelf.read([key]) == (ReadStatus.OK,)
-        except StoreError as error:
-            return f"raised {error}"
-    left = [key for key in stored if shelf.store.exists([key])[0]]
-    assert worst_of(shelf, left) <= {ReadStatus.OK}
-    return f"{len(stored)} {len(left)}"
+    """Write objects, some at a time, read them, and say how many were stored and how many of them are left.
+
+    Whatever is read must have the right bytes, which the shelf sees to; others evict too.
+    """
+    stored: list[ObjectKey] = []
+    for start in range(0, count, STEP):
+        keys = KEYS[start : start + STEP]
+        statuses = zip(keys, shelf.write(keys), strict=True)
+        stored += [key for key, status in statuses if status.is_stored]
+        assert set(shelf.read(keys)) <= {ReadStatus.OK, ReadStatus.MISS}
+    left = sum(shelf.store.exists(stored))
+    return f"{len(stored)} {left}"
 
 
 def _obey(shelf: Shelf, command: str, numbers: Sequence[int]) -> str:
@@ -98,6 +102,7 @@ def _obey(shelf: Shelf, command: str, numbers: Sequence[int]) -> str:
     commands: dict[str, Callable[[], object]] = {
         "write": lambda: {status.value for status in shelf.write(keys)},
         "read": lambda: {status.value for status in shelf.read(keys)},
+        "hold": lambda: "held" if shelf.store.hold(keys, seconds=600).present else "",
         "die": lambda: shelf.write(keys, may_publish=_die),
         "fill": lambda: _fill(shelf, first),
     }
