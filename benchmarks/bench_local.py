@@ -29,7 +29,7 @@ from kvlinker.errors import KVLinkerError
 from kvlinker.registry import PluginRegistry
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # the folder in it has a name that nobody can guess
-MOVED = 96 * MIB
+MOVED = 64 * MIB
 CAPACITY = 4 * MOVED
 """What is to be loaded, what is offloaded, and room for the index."""
 WHY_MISSED = (
@@ -171,6 +171,7 @@ def _contest(place: _Place, folder: Path, registry: PluginRegistry) -> Contest:
         make_client=lambda shape, block: place.raw(folder, shape, block),
         open_store=lambda: registry.store(place.store).open(options),
         moved=MOVED,
+        why_missed=WHY_MISSED,
     )
 
 
@@ -187,8 +188,7 @@ def measure(scale: Scale) -> Iterator[Row]:
         try:
             with tempfile.TemporaryDirectory(dir=place.parent) as folder:
                 contest = _contest(place, Path(folder), registry)
-                for row in _rows(contest, scale):
-                    yield replace(row, why_missed=WHY_MISSED)
+                yield from _rows(contest, scale)
         except (KVLinkerError, OSError) as error:
             yield missing_peer(place.topic, "everything", place.client, f"Error: {error}")
 

@@ -36,8 +36,8 @@ from kvlinker.stores.tiered import TieredStore
 
 TOPIC = "Restored tokens a second, through tiers of stores"
 LIMIT = "one memcpy of the same bytes"
-TOTAL_MIB = 160
-COLD_ROUNDS, WARM_ROUNDS = 3, 5
+TOTAL_MIB = 128
+COLD_ROUNDS, WARM_ROUNDS = 3, 4
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # folders in it get names that nobody can guess
 READ_BYTES = 8 * MIB
 """What SGLang's linker reads together, in layers."""
