@@ -120,6 +120,23 @@ def test_tiers_are_tested_as_one_store(site: FakeSite) -> None:
     assert any(line.startswith("ok test of tiers self-test passed: ") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("name", "option"), [("admission", "remember=100"), ("expiring", "seconds=24h")]
+)
+def test_a_store_with_a_policy_is_tested_through_it(site: FakeSite, name: str, option: str) -> None:
+    install_store(site)
+    store = 'store={"boxes": {"capacity": 4096}}'
+
+    outcome = run(
+        *("doctor", "--store", name, "--option", option, "--option", store),
+        env={"KVLINKER_PLUGINS": "boxes"},
+    )
+
+    lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
+    assert outcome.code == 0
+    assert any(line.startswith(f"ok test of {name} self-test passed: ") for line in lines)
+
+
 def test_json_holds_findings_and_plugins(site: FakeSite) -> None:
     install_store(site)
 

@@ -226,10 +226,27 @@ def test_a_list_of_stores_is_tiers_from_near_to_far() -> None:
         ([], "tiers.stores must be a list of stores from near to far, got a list of 0"),
         ({"tiers": {"store": [{"file": {}}]}}, "unknown option 'store'; did you mean 'stores'?"),
         ([{"file": {}}, {"redis": "host"}], "tiers[1].redis must be an object with"),
+        (
+            {"quota": {"byte": 1, "store": {"file": {}}}},
+            "unknown option 'byte'; did you mean 'bytes'",
+        ),
+        (
+            {"expiring": {"seconds": "x", "store": {"file": {}}}},
+            "seconds must be a number of seconds",
+        ),
     ],
 )
 def test_a_composition_that_is_none_is_refused_when_it_is_read(store: object, text: str) -> None:
     assert text in refusal("store", store)
+
+
+def test_policies_are_named_like_stores_and_take_units() -> None:
+    kept = {"expiring": {"seconds": "24h", "store": {"file": FILE["options"]}}}
+
+    store = parse_config({"store": {"quota": {"bytes": "1GiB", "store": [kept]}}}).store
+
+    tree = store.tree(store.options)
+    assert (tree.title, tree.plugins) == ("limited expiring file", ("file",))
 
 
 def test_an_encrypted_tier_takes_its_secret_by_reference_alone(
