@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -239,8 +240,13 @@ class FakeClient:
 
 def open_fake(fake: FakeClient, **options: object) -> MooncakeStore:
     """Open a store on a client without a cluster, impatient unless told otherwise."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        return _open(fake, {"master": f"127.0.0.1:{port}", **options})
+
+
+def _open(fake: FakeClient, options: Mapping[str, object]) -> MooncakeStore:
     impatient = {
-        "master": "127.0.0.1:1",
         "reads": "ranged",
         "answer_seconds": 0.2,
         "connect_seconds": 0.2,

@@ -13,19 +13,18 @@ from kvlinker.store import ObjectKey, ReadRequest, WriteBatch
 
 __all__ = ["WidePages"]
 
-_ROW_BYTES = 64
 _FINGERPRINT = b"wide"
 
 
 class WidePages:
     """A pool of one buffer for each range, all in one region; the second half of its pages is read into."""
 
-    def __init__(self, *, ranges: int, pages: int) -> None:
+    def __init__(self, *, ranges: int, pages: int, row_bytes: int = 64) -> None:
         """Fill the first half of the pages with bytes that differ."""
         self.pages = pages
-        self.array = np.zeros((ranges, 2 * pages, _ROW_BYTES), dtype=np.uint8)
+        self.array = np.zeros((ranges, 2 * pages, row_bytes), dtype=np.uint8)
         self.array[:, :pages] = np.random.default_rng(1).integers(
-            0, 256, (ranges, pages, _ROW_BYTES), dtype=np.uint8
+            0, 256, (ranges, pages, row_bytes), dtype=np.uint8
         )
         self.region = MemoryRegion(
             base_ptr=self.array.ctypes.data, size_bytes=self.array.nbytes, owner=self.array
@@ -34,8 +33,8 @@ class WidePages:
             BufferSpan(
                 base_ptr=rows.ctypes.data,
                 rows=2 * pages,
-                row_bytes=_ROW_BYTES,
-                row_stride=_ROW_BYTES,
+                row_bytes=row_bytes,
+                row_stride=row_bytes,
                 region=self.region,
                 label=f"wide[{i}]",
             )
@@ -61,7 +60,7 @@ class WidePages:
 
     def request(self, keys: Sequence[ObjectKey]) -> ReadRequest:
         """Return the request for what it wrote."""
-        size = len(self.array) * _ROW_BYTES
+        size = len(self.array) * self.array.shape[2]
         return ReadRequest(keys=tuple(keys), object_bytes=size, fingerprint=_FINGERPRINT)
 
     @property
@@ -69,7 +68,17 @@ class WidePages:
         """The plan of the second half."""
         return self.plan(range(self.pages, 2 * self.pages))
 
+    def forget(self) -> None:
+        """Clear what was read."""
+        self.array[:, self.pages :] = 0
+
+    @property
+    def landed(self) -> set[int]:
+        """Which pages of the second half are what those of the first one are."""
+        same = (self.array[:, : self.pages] == self.array[:, self.pages :]).all(axis=(0, 2))
+        return set(np.flatnonzero(same).tolist())
+
     @property
     def has_landed(self) -> bool:
-        """Whether the second half is what the first one is."""
-        return np.array_equal(self.array[:, : self.pages], self.array[:, self.pages :])
+        """Whether all are."""
+        return len(self.landed) == self.pages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +64,7 @@ class Client:
     def _join(self) -> None:
         options = self._options
         raw = self._raw
+        self._knock()
         code = self.calls.ask(
             "joining the cluster",
             lambda: raw.setup(
@@ -83,6 +85,16 @@ class Client:
                 f"is {options.master} a master of this client's version, and {options.protocol} to be had?"
             )
             raise StoreError(msg)
+
+    def _knock(self) -> None:
+        """See whether anybody listens: the client tries for a minute and a half, and stops all threads meanwhile."""
+        host, _, port = self._options.master.rpartition(":")
+        place = (host.strip("[]"), int(port))
+        try:
+            socket.create_connection(place, timeout=self._options.connect_seconds).close()
+        except OSError as error:
+            failure = self.calls.give_up("joining the cluster", str(error))
+            raise failure from error
 
     def _ask(
         self,

@@ -1,0 +1,119 @@
+"""A linker over a Mooncake cluster: what one process stored another one loads, and outages are misses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from mooncake_cluster import MooncakeCluster, OpenStore
+
+from kvlinker.keys import KeyNamespace
+from kvlinker.linker import Linker, LinkerOptions
+from kvlinker.store import Store
+from kvlinker.testing import FakePools, Family, fake_group, page_keys
+
+DEADLINE_S = 60.0
+_OFFLOADER = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from test_linker import offload_and_leave
+offload_and_leave(json.loads(sys.argv[2]), sys.argv[3])
+"""
+
+
+@contextmanager
+def linked(store: Store, family: Family) -> Iterator[tuple[Linker, FakePools]]:
+    """Give a linker and its pools."""
+    pools = fake_group(family, pages=16)
+    linker = Linker(
+        pools.group,
+        store,
+        KeyNamespace(model_id="model", producer="tests"),
+        device=pools.access(),
+        options=LinkerOptions(breaker_seconds=0.05, lookup_seconds=5.0),
+    )
+    try:
+        yield linker, pools
+    finally:
+        linker.close()
+
+
+def offload(linker: Linker, pools: FakePools, keys: Sequence[bytes]) -> bool:
+    """Store pages, and return what the completion says."""
+    transfers = pools.page_transfers(keys, {"kv": range(len(keys))})
+    pools.fill(transfers)
+    assert linker.offload(transfers)
+    end = time.monotonic() + DEADLINE_S
+    while not linker.num_completed_offloads():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    return linker.pop_completed_offload()
+
+
+def load(linker: Linker, pools: FakePools, keys: Sequence[bytes]) -> bool:
+    """Load pages that were looked up, and return whether they came; those that came are right."""
+    transfers = pools.page_transfers(keys, {"kv": range(8, 8 + len(keys))})
+    pools.memory.poison()
+    assert linker.load("request", transfers)
+    has_landed = linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
+    assert not has_landed or pools.wrong_pages(transfers) == ()
+    return has_landed
+
+
+def offload_and_leave(options: dict[str, object], family: str) -> None:
+    """Store four pages and end, as another process."""
+    import kvlinker_mooncake  # noqa: PLC0415  # in the process that needs it
+
+    store = kvlinker_mooncake.open_store(options)
+    with linked(store, Family(family)) as (linker, pools):
+        stored = offload(linker, pools, page_keys(4))
+    store.close()
+    sys.stdout.write(f"{stored}\n")
+
+
+@pytest.mark.parametrize(
+    ("family", "reads"),
+    [(Family.MHA, "ranged"), (Family.DSA, "whole"), (Family.DSA, "staged")],
+)
+def test_pages_of_one_process_are_loaded_by_another(
+    cluster: MooncakeCluster, open_quickly: OpenStore, prefix: str, family: Family, reads: str
+) -> None:
+    kind = {"staged": True} if reads == "staged" else {"reads": reads}
+    options = {**cluster.options, "prefix": prefix, **kind}
+    arguments = [json.dumps(sys.path), json.dumps(options), family.value]
+    done = subprocess.run(
+        [sys.executable, "-c", _OFFLOADER, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "True\n", done.stderr[-2000:]
+    keys = page_keys(4)
+
+    with linked(open_quickly(**kind), family) as (linker, pools):
+        assert linker.lookup("request", pools.lookup_transfers(keys)) == [1, 2, 3, 4]
+        assert load(linker, pools, keys)
+
+
+def test_b71_a_master_that_goes_between_lookup_and_load_fails_the_load_and_is_used_when_it_is_back(
+    own_cluster: MooncakeCluster, open_store: OpenStore
+) -> None:
+    keys, more = page_keys(4), page_keys(2, chain="more")
+    store = open_store(own_cluster, pause_seconds=0.1)
+    with linked(store, Family.MHA) as (linker, pools):
+        assert offload(linker, pools, keys)
+        assert linker.lookup("request", pools.lookup_transfers(keys)) == [1, 2, 3, 4]
+
+        own_cluster.kill_master()
+        assert not load(linker, pools, keys)
+        assert linker.lookup("again", pools.lookup_transfers(keys)) == []
+        assert not offload(linker, pools, more)
+        own_cluster.start_master()
+
+        end = time.monotonic() + DEADLINE_S
+        while not offload(linker, pools, keys):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert linker.lookup("once more", pools.lookup_transfers(keys)) == [1, 2, 3, 4]

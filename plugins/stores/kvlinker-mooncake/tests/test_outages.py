@@ -1,0 +1,177 @@
+"""Masters, segments and writers that die and come back: misses and failures in bounded time, never a wrong byte."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from mooncake_cluster import MooncakeCluster, OpenStore
+from wide_pages import WidePages
+
+from kvlinker.device import HostAccess
+from kvlinker.errors import StoreError, StoreTimeoutError
+from kvlinker.store import ReadStatus, WriteStatus
+from kvlinker.testing.shelves import Shelf, allow, object_keys
+from kvlinker_mooncake import MooncakeStore, MooncakeStoreOptions
+from kvlinker_mooncake.names import Names
+
+OK, MISS, FAILED = ReadStatus.OK, ReadStatus.MISS, ReadStatus.FAILED
+WRITTEN, EXISTS = WriteStatus.WRITTEN, WriteStatus.EXISTS
+_PATIENCE_SECONDS = 60.0
+_WRITER = """
+import json, os, signal, sys
+import numpy as np
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+client, memory = MooncakeDistributedStore(), np.ones(640, dtype=np.uint8)
+assert client.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1]) == 0
+assert client.register_buffer(memory.ctypes.data, memory.nbytes) == 0
+names = json.loads(sys.argv[2])
+assert client.batch_put_session_start(names, [640] * len(names), ReplicateConfig()) == [0] * len(names)
+moved = client.batch_put_from_multi_buffer_ranges(
+    names, [[memory.ctypes.data]] * len(names), [[640]] * len(names), [[0]] * len(names)
+)
+assert moved == [640] * len(names)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds; a store that is left alone for a while does not yet."""
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            if holds():
+                return
+        except StoreError:
+            pass
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return how long a call takes that has to fail with a timeout."""
+    began = time.monotonic()
+    with pytest.raises(StoreTimeoutError):
+        call()
+    return time.monotonic() - began
+
+
+def test_t6_b87_a_dead_master_costs_one_deadline_and_one_that_comes_back_knows_nothing(
+    own_cluster: MooncakeCluster, open_store: OpenStore
+) -> None:
+    store = open_store(own_cluster, pause_seconds=30.0, answer_seconds=1.0)
+    beside = open_store(own_cluster)
+    shelf, other, keys = Shelf(store), Shelf(beside), object_keys(3)
+    shelf.stock(keys)
+    own_cluster.kill_master()
+
+    # The client itself takes 4.3 seconds, for each call.
+    assert seconds_of(lambda: store.delete(object_keys(1, chain="absent"))) < 3
+    assert seconds_of(lambda: store.exists(keys)) < 0.2
+    assert seconds_of(lambda: shelf.read(keys)) < 0.2
+    assert seconds_of(lambda: shelf.write(object_keys(1, chain="new"))) < 0.2
+
+    own_cluster.start_master()
+    until(lambda: beside.exists(keys) == (False,) * 3)
+    assert other.read(keys) == (MISS,) * 3
+    until(lambda: set(other.write(keys)) <= {WRITTEN, EXISTS})  # when the segment has joined again
+    assert other.read(keys) == (OK,) * 3
+
+
+def test_t6_a_master_that_hangs_is_waited_for_once_in_a_while(
+    own_cluster: MooncakeCluster, open_store: OpenStore
+) -> None:
+    store = open_store(own_cluster, answer_seconds=0.3, pause_seconds=0.2)
+    shelf, keys = Shelf(store), object_keys(3)
+    shelf.stock(keys)
+    own_cluster.stop_master()
+
+    assert seconds_of(lambda: store.exists(keys)) < 2
+    assert seconds_of(lambda: shelf.read(keys)) < 0.2
+    own_cluster.continue_master()
+
+    until(lambda: store.exists(keys) == (True,) * 3)
+    assert shelf.read(keys) == (OK,) * 3
+
+
+def test_a_dead_segment_s_objects_fail_then_miss_and_are_stored_again(
+    own_cluster: MooncakeCluster, open_store: OpenStore
+) -> None:
+    store = open_store(own_cluster, answer_seconds=3.0, contended_seconds=0)
+    shelf, keys = Shelf(store), object_keys(3)
+    shelf.stock(keys)
+    own_cluster.kill_segments()
+
+    while store.exists(keys) == (True,) * 3:  # what it says for some seconds
+        for layer in (None, 1):
+            assert set(shelf.read(keys, layer=layer)) <= {FAILED, MISS}
+        assert WRITTEN not in shelf.write(object_keys(1, chain="new"))
+        time.sleep(0.3)
+    assert shelf.read(keys) == (MISS,) * 3
+    assert shelf.write(keys) == (WriteStatus.FULL,) * 3
+
+    own_cluster.start_segment()
+    until(lambda: shelf.write(keys) == (WRITTEN,) * 3)
+    assert shelf.read(keys) == (OK,) * 3
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["direct", "staged"])
+def test_b73_a_key_whose_writer_was_killed_is_a_miss_until_it_can_be_written(
+    cluster: MooncakeCluster, open_quickly: OpenStore, prefix: str, *, staged: bool
+) -> None:
+    store = open_quickly(staged=staged, contended_seconds=0)
+    shelf, keys = Shelf(store), object_keys(2)
+    names = Names(prefix).of_objects(keys)
+    killed = subprocess.run(
+        [sys.executable, "-c", _WRITER, f"127.0.0.1:{cluster.port}", json.dumps(names)],
+        capture_output=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+
+    assert shelf.write(keys) == (WriteStatus.FAILED,) * 2, "nobody can say that they are stored"
+    assert store.exists(keys) == (False, False)
+    assert shelf.read(keys) == (MISS, MISS)
+    until(lambda: shelf.write(keys) == (WRITTEN, WRITTEN))
+    assert shelf.read(keys) == (OK, OK)
+
+
+@pytest.mark.usefixtures("inside")
+def test_t6_joining_where_no_master_is_takes_no_longer_than_it_may() -> None:
+    options = MooncakeStoreOptions(master="127.0.0.1:9", connect_seconds=1.0)
+    began = time.monotonic()
+
+    # The client itself would go on trying for a minute and a half, with all threads of the process.
+    with pytest.raises(StoreTimeoutError, match=r"9/kvlinker: joining the cluster: .*refused"):
+        MooncakeStore(options)
+
+    assert time.monotonic() - began < 10
+
+
+def test_t3_b78_a_full_cluster_evicts_or_says_so_and_what_is_found_is_right(
+    own_cluster: MooncakeCluster, open_store: OpenStore
+) -> None:
+    wide = WidePages(ranges=16, pages=12, row_bytes=64 << 10)
+    store = open_store(own_cluster, reads="whole")
+    store.register([wide.region])
+    rounds = [object_keys(wide.pages, chain=f"round {number}") for number in range(12)]
+    statuses: list[WriteStatus] = []
+    for keys in rounds:  # of 12 MiB each, into 64
+        statuses += store.write([wide.batch(keys)], HostAccess(), may_publish=allow)[0]
+    assert set(statuses) <= {WRITTEN, WriteStatus.FULL}
+    assert statuses.count(WRITTEN) > 64
+
+    found: list[ReadStatus] = []
+    for keys in rounds:
+        wide.forget()
+        with store.open_read(wide.request(keys)) as session:
+            answers = session.read(wide.target, HostAccess())
+        assert wide.landed >= {page for page, answer in enumerate(answers) if answer is OK}
+        found += answers
+
+    assert set(found) == {OK, MISS}
