@@ -6,18 +6,16 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import OpenStore
 from redis import Redis
 from redis_server import RedisServer
 
 from kvlinker.device import HostAccess
-from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import ContractError
 from kvlinker.keys import NAMESPACE_BYTES
-from kvlinker.spans import BufferSpan
-from kvlinker.store import ReadRequest, ReadStatus, WriteBatch, WriteStatus
+from kvlinker.store import ReadStatus, WriteStatus
+from kvlinker.testing.layered_pages import LayeredPages
 from kvlinker.testing.shelves import Shelf, allow, object_keys
 from kvlinker_redis.writing import DRAFT_SECONDS
 
@@ -292,48 +290,11 @@ def answered_bytes(client: Redis) -> int:
     return int(figures["total_net_output_bytes"])
 
 
-class Pages:
-    """Two pages of one pool in host memory, of many spans; page 1 is read into."""
-
-    def __init__(self, spans: int, size: int) -> None:
-        rng = np.random.default_rng(0)
-        self.memory = rng.integers(0, 255, (spans, 2, size), dtype=np.uint8)
-        components = [
-            [
-                BufferSpan(
-                    base_ptr=layer.ctypes.data,
-                    rows=2,
-                    row_bytes=size,
-                    row_stride=size,
-                    label=f"l{i}",
-                )
-                for i, layer in enumerate(self.memory)
-            ]
-        ]
-        self.entry = DevicePoolEntry(
-            name="kv",
-            indices_from_pool="kv",
-            components=components,
-            layer_mapping={layer: layer for layer in range(spans)},
-            page_size=1,
-            rows_are_pages=True,
-        )
-        self.source = self.entry.page_plan(self.entry.prepare_locations([0]))
-        self.target = self.entry.page_plan(self.entry.prepare_locations([1]))
-
-    def batch(self, key: bytes) -> WriteBatch:
-        return WriteBatch(keys=(key,), plan=self.source, fingerprint=b"pages")
-
-    def request(self, key: bytes) -> ReadRequest:
-        size = self.source.object_bytes
-        return ReadRequest(keys=(key,), object_bytes=size, fingerprint=b"pages")
-
-
 @pytest.mark.parametrize("spans", [1, 160, 600])
 def test_objects_of_any_number_of_ranges_come_back(
     server: RedisServer, open_store: OpenStore, spans: int
 ) -> None:
-    pages = Pages(spans, 256)
+    pages = LayeredPages(spans, 256)
     (key,) = object_keys(1)
     open_store(server).write([pages.batch(key)], HostAccess(), may_publish=allow)
 
@@ -349,7 +310,7 @@ def test_no_call_carries_more_than_it_may(
     make_server: Callable[..., RedisServer], open_store: OpenStore
 ) -> None:
     server = make_server()
-    pages = Pages(8, 30 << 10)
+    pages = LayeredPages(8, 30 << 10)
     (key,) = object_keys(1)
     store = open_store(server, call_bytes=64 << 10)
     store.write([pages.batch(key)], HostAccess(), may_publish=allow)
@@ -360,24 +321,24 @@ def test_no_call_carries_more_than_it_may(
         assert session.read(pages.target, HostAccess()) == (OK,)
 
     assert (pages.memory[:, 1] == pages.memory[:, 0]).all()
-    assert calls_of(client, "getrange") - before == 1 + 3  # two ranges at a time, the first with the header
+    assert (
+        calls_of(client, "getrange") - before == 1 + 3
+    )  # two ranges at a time, the first with the header
 
 
 def test_l4_a_layer_is_read_without_the_others(
     make_server: Callable[..., RedisServer], open_store: OpenStore
 ) -> None:
     server = make_server()
-    pages = Pages(8, 30 << 10)
+    pages = LayeredPages(8, 30 << 10)
     (key,) = object_keys(1)
     store = open_store(server)
     store.write([pages.batch(key)], HostAccess(), may_publish=allow)
     client = server.client()
-    plan = pages.entry.layer_plan(pages.entry.prepare_locations([1]), 5)
-    assert plan is not None
 
     with store.open_read(pages.request(key)) as session:
         before = answered_bytes(client)
-        assert session.read(plan, HostAccess()) == (OK,)
+        assert session.read(pages.layer(5), HostAccess()) == (OK,)
         answered = answered_bytes(client) - before
 
     assert 30 << 10 < answered < 60 << 10

@@ -3,116 +3,62 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import pytest
 from conftest import OpenStore
 from redis_server import RedisServer
 
-from kvlinker.keys import KeyNamespace
-from kvlinker.linker import Linker, LinkerOptions
-from kvlinker.store import Store
-from kvlinker.testing import FakePools, Family, fake_group, page_keys
+from kvlinker.testing import page_keys
+from kvlinker.testing.small_linkers import SmallLinker
 
-DEADLINE_S = 60.0
-MakeLinker = Callable[[Store], tuple[Linker, FakePools]]
-
-
-@pytest.fixture
-def make_linker() -> Iterator[MakeLinker]:
-    linkers: list[Linker] = []
-
-    def make(store: Store) -> tuple[Linker, FakePools]:
-        pools = fake_group(Family.DSA, pages=16)
-        linkers.append(
-            Linker(
-                pools.group,
-                store,
-                KeyNamespace(model_id="model", producer="tests"),
-                device=pools.access(),
-                options=LinkerOptions(breaker_seconds=0.05),
-            )
-        )
-        return linkers[-1], pools
-
-    yield make
-    for linker in linkers:
-        linker.close()
-
-
-def offload(linker: Linker, pools: FakePools, keys: Sequence[bytes], *, first: int = 0) -> bool:
-    """Store pages, and return what the completion says."""
-    transfers = pools.page_transfers(keys, {"kv": range(first, first + len(keys))})
-    pools.fill(transfers)
-    assert linker.offload(transfers)
-    end = time.monotonic() + DEADLINE_S
-    while not linker.num_completed_offloads():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-    return linker.pop_completed_offload()
-
-
-def load(linker: Linker, pools: FakePools, keys: Sequence[bytes]) -> bool:
-    """Load pages that were looked up, and return whether they came; those that came are right."""
-    transfers = pools.page_transfers(keys, {"kv": range(8, 8 + len(keys))})
-    pools.memory.poison()
-    assert linker.load("request", transfers)
-    has_landed = linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
-    assert not has_landed or pools.wrong_pages(transfers) == ()
-    return has_landed
+KEYS = page_keys(4)
+ALL = [1, 2, 3, 4]
 
 
 def test_pages_of_one_engine_are_loaded_by_another(
-    server: RedisServer, open_store: OpenStore, make_linker: MakeLinker
+    server: RedisServer, open_store: OpenStore
 ) -> None:
-    keys = page_keys(4)
-    linker, pools = make_linker(open_store(server))
-    other, others = make_linker(open_store(server))
+    with SmallLinker(open_store(server)) as one, SmallLinker(open_store(server)) as other:
+        assert one.offload(KEYS)
 
-    assert offload(linker, pools, keys)
-
-    assert other.lookup("request", others.lookup_transfers(keys)) == [1, 2, 3, 4]
-    assert load(other, others, keys)
+        assert other.lookup(KEYS) == ALL
+        assert other.load(KEYS)
 
 
 @pytest.mark.parametrize("afterwards", ["is back", "stays away"])
 def test_b71_a_server_that_dies_between_lookup_and_load_fails_the_load_alone(
-    make_server: Callable[..., RedisServer],
-    open_store: OpenStore,
-    make_linker: MakeLinker,
-    afterwards: str,
+    make_server: Callable[..., RedisServer], open_store: OpenStore, afterwards: str
 ) -> None:
     server = make_server()
-    keys = page_keys(4)
-    linker, pools = make_linker(open_store(server, retry_seconds=0.05, pause_seconds=0.01))
-    assert offload(linker, pools, keys)
-    assert linker.lookup("request", pools.lookup_transfers(keys)) == [1, 2, 3, 4]
+    with SmallLinker(open_store(server, retry_seconds=0.05, pause_seconds=0.01)) as linker:
+        assert linker.offload(KEYS)
+        assert linker.lookup(KEYS) == ALL
 
-    server.kill()
-    if afterwards == "is back":
-        server.start()
+        server.kill()
+        if afterwards == "is back":
+            server.start()
 
-    assert not load(linker, pools, keys)
-    assert linker.lookup("again", pools.lookup_transfers(keys)) == []
-    if afterwards == "stays away":
-        assert not offload(linker, pools, keys)
-        server.start()
-    time.sleep(0.1)
-    assert offload(linker, pools, keys)
+        assert not linker.load(KEYS)
+        assert linker.lookup(KEYS) == []
+        if afterwards == "stays away":
+            assert not linker.offload(KEYS)
+            server.start()
+        time.sleep(0.1)
+        assert linker.offload(KEYS)
 
 
 def test_b88_an_object_that_is_evicted_between_lookup_and_load_fails_the_load_and_is_stored_again(
-    server: RedisServer, open_store: OpenStore, make_linker: MakeLinker, prefix: str
+    server: RedisServer, open_store: OpenStore, prefix: str
 ) -> None:
-    keys = page_keys(4)
-    linker, pools = make_linker(open_store(server))
-    assert offload(linker, pools, keys)
-    assert linker.lookup("request", pools.lookup_transfers(keys)) == [1, 2, 3, 4]
-    client = server.client()
-    names: object = client.keys(f"{prefix}:*")
-    assert isinstance(names, list)
-    client.delete(min(names))
+    with SmallLinker(open_store(server)) as linker:
+        assert linker.offload(KEYS)
+        assert linker.lookup(KEYS) == ALL
+        client = server.client()
+        names: object = client.keys(f"{prefix}:*")
+        assert isinstance(names, list)
+        client.delete(min(names))
 
-    assert not load(linker, pools, keys)
-    assert offload(linker, pools, keys)
-    assert len(client.keys(f"{prefix}:*")) == len(names)
+        assert not linker.load(KEYS)
+        assert linker.offload(KEYS)
+        assert len(client.keys(f"{prefix}:*")) == len(names)

@@ -116,7 +116,7 @@ def test_a_long_value_is_sent_in_steps_of_which_each_has_its_time() -> None:
     pieces = packed([("SET", "a", value)])
 
     assert max(map(len, pieces)) <= 1 << 20
-    assert b"".join(pieces) == b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$2621440\r\n%b\r\n" % value
+    assert b"".join(pieces) == b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$2621440\r\n%b\r\n" % bytes(value)
 
 
 def test_replies_that_came_as_bytes_are_views_too() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from layered_pages import Pages
 from obstore.store import S3Store as Client
 from s3_server import BUCKET, OpenStore, S3Server, settings_for
 
@@ -13,6 +12,7 @@ from kvlinker.device import HostAccess
 from kvlinker.errors import ContractError
 from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import ReadStatus, WriteStatus
+from kvlinker.testing.layered_pages import LayeredPages
 from kvlinker.testing.shelves import Shelf, allow, made_up_batch, object_keys
 from kvlinker_s3.client import open_client
 from kvlinker_s3.names import Names
@@ -288,7 +288,7 @@ def test_what_finds_no_room_in_host_memory_is_full_and_the_objects_before_it_are
 def test_objects_of_any_number_of_ranges_come_back(
     server: S3Server, open_store: OpenStore, spans: int
 ) -> None:
-    pages = Pages(spans, 256)
+    pages = LayeredPages(spans, 256)
     (key,) = object_keys(1)
     open_store(server.port).write([pages.batch(key)], HostAccess(), may_publish=allow)
 

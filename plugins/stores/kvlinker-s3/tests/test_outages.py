@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from http_proxy import Answer, Asked, Proxy, proxy_to
-from layered_pages import Pages
 from s3_server import OpenStore, S3Server, free_port, settings_for
 
 from kvlinker.device import HostAccess
 from kvlinker.errors import StoreClosedError, StoreError, StoreTimeoutError
 from kvlinker.frames import header_bytes
 from kvlinker.store import ReadStatus, WriteStatus
+from kvlinker.testing.layered_pages import LayeredPages
 from kvlinker.testing.shelves import Shelf, allow, object_keys
 
 OK, MISS, CORRUPT, FAILED = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT, ReadStatus.FAILED
@@ -385,7 +385,9 @@ def test_a_wrong_etag_says_nothing_of_the_bytes_and_right_ones_are_read(
     assert shelf.write(keys) == (WRITTEN, WRITTEN)
     assert shelf.read(keys) == (OK, OK)
     assert shelf.write(keys) == (EXISTS, EXISTS)
-    assert next(numbers) >= 2 + 2 + 2  # answers to writes, to reads, and to looks after the second write
+    assert (
+        next(numbers) >= 2 + 2 + 2
+    )  # answers to writes, to reads, and to looks after the second write
 
 
 def test_a_server_that_refuses_ranges_longer_than_the_object_is_asked_for_shorter_ones(
@@ -496,7 +498,7 @@ def test_a_key_comes_from_where_the_settings_say(
 def test_l4_a_layer_is_read_without_the_others_and_neighbours_in_one_request(
     open_store: OpenStore, proxy: Proxy
 ) -> None:
-    pages = Pages(64, 30 << 10)
+    pages = LayeredPages(64, 30 << 10)
     (key,) = object_keys(1)
     store = open_store(proxy.port)
     store.write([pages.batch(key)], HostAccess(), may_publish=allow)
@@ -531,7 +533,7 @@ def test_an_object_that_is_read_whole_is_one_request_also_the_first_time(
 
 
 def test_no_call_has_more_bytes_in_memory_than_it_may(open_store: OpenStore, proxy: Proxy) -> None:
-    pages = Pages(64, 30 << 10)
+    pages = LayeredPages(64, 30 << 10)
     (key,) = object_keys(1)
     store = open_store(proxy.port, call_bytes=1 << 20)
     store.write([pages.batch(key)], HostAccess(), may_publish=allow)

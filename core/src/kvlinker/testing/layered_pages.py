@@ -1,4 +1,4 @@
-"""Two pages of one pool in host memory, of many spans; page 1 is read into."""
+"""Two pages of a pool in host memory with as many layers as a test wants; page 1 is read into."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from kvlinker.entries import DevicePoolEntry
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.store import ReadRequest, WriteBatch
+from kvlinker.testing.verdicts import fail
 
-__all__ = ["Pages"]
+__all__ = ["LayeredPages"]
 
 
-class Pages:
+class LayeredPages:
     """A pool of one span for each layer."""
 
     def __init__(self, spans: int, size: int) -> None:
@@ -45,7 +46,8 @@ class Pages:
     def layer(self, layer: int) -> TransferPlan:
         """Return the plan that reads one layer into page 1."""
         plan = self.entry.layer_plan(self.entry.prepare_locations([1]), layer)
-        assert plan is not None
+        if plan is None:
+            fail(f"layer {layer} is none of the pool's")
         return plan
 
     def batch(self, key: bytes) -> WriteBatch:

@@ -1,0 +1,93 @@
+"""A small linker moves pages of a fake engine to and from a store under test, and checks those that came."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from kvlinker.keys import KeyNamespace
+from kvlinker.linker import Linker
+from kvlinker.linker_options import LinkerOptions
+from kvlinker.store import Store
+from kvlinker.testing.pools import FakePools, Family, fake_group
+from kvlinker.testing.verdicts import fail
+
+__all__ = ["SmallLinker"]
+
+_PAGES = 16
+_FIRST_LOADED = 8
+_DEADLINE_S = 60.0
+
+
+class SmallLinker:
+    """A linker over a store, and the pools of a DSA model with room for eight pages to write and eight to read."""
+
+    def __init__(self, store: Store, *, breaker_seconds: float = 0.05) -> None:
+        """Make the pools and the linker, which asks a store that is down again after `breaker_seconds`."""
+        self._requests = 0
+        self.pools: FakePools = fake_group(Family.DSA, pages=_PAGES)
+        self.linker = Linker(
+            self.pools.group,
+            store,
+            KeyNamespace(model_id="model", producer="tests"),
+            device=self.pools.access(),
+            options=LinkerOptions(breaker_seconds=breaker_seconds),
+        )
+
+    def offload(self, keys: Sequence[bytes]) -> bool:
+        """Store pages, and return what the completion says."""
+        transfers = self.pools.page_transfers(keys, {"kv": range(len(keys))})
+        self.pools.fill(transfers)
+        if not self.linker.offload(transfers):
+            return False
+        end = time.monotonic() + _DEADLINE_S
+        while not self.linker.num_completed_offloads():
+            if time.monotonic() > end:
+                fail(f"an offload of {len(keys)} pages did not complete within {_DEADLINE_S} s")
+            time.sleep(0.001)
+        return self.linker.pop_completed_offload()
+
+    def lookup(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the boundaries that can be restored, for a new request."""
+        self._requests += 1
+        return self.linker.lookup(self._rid, self.pools.lookup_transfers(keys))
+
+    @property
+    def _rid(self) -> str:
+        return f"request {self._requests}"
+
+    def load(self, keys: Sequence[bytes]) -> bool:
+        """Load pages that were looked up last, and return whether they came.
+
+        Raises:
+            AssertionError: they came, and one of them is wrong.
+        """
+        pages = range(_FIRST_LOADED, _FIRST_LOADED + len(keys))
+        transfers = self.pools.page_transfers(keys, {"kv": pages})
+        self.pools.memory.poison()
+        if not self.linker.load(self._rid, transfers):
+            return False
+        index = self.linker.start_layer_wise_loading()
+        has_landed = self.linker.finish_layer_wise_loading(index)
+        if has_landed and (wrong := self.pools.wrong_pages(transfers)):
+            fail(f"a load that landed left wrong pages: {wrong}")
+        return has_landed
+
+    def close(self) -> None:
+        """Close the linker; the store stays open. Idempotent."""
+        self.linker.close()
+
+    def __enter__(self) -> Self:
+        """Return the linker."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the linker."""
+        self.close()

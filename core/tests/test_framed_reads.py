@@ -1,0 +1,198 @@
+"""Tests of framed reads: one answer for a whole object, layers ahead, and no byte that was not checked."""
+
+from __future__ import annotations
+
+import pytest
+from framed_dictionary import DictionaryStore
+
+from kvlinker.device import HostAccess
+from kvlinker.errors import ContractError, StoreClosedError
+from kvlinker.frames import PREFIX_BYTES, header_bytes
+from kvlinker.named_values import digits_of_key
+from kvlinker.store import ObjectKey, ReadStatus
+from kvlinker.testing.layered_pages import LayeredPages
+from kvlinker.testing.shelves import LAYERS, Shelf, allow, object_keys
+
+OK, MISS, CORRUPT, FAILED = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT, ReadStatus.FAILED
+PAGE = 64 << 10
+HEADER = header_bytes(2 * LAYERS)
+KEYS = object_keys(3)
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    """Give a shelf with three objects, whose store has seen no header since."""
+    shelf = Shelf(DictionaryStore(), page_bytes=PAGE)
+    shelf.stock(KEYS)
+    fresh = DictionaryStore()
+    fresh.values.values = dictionary(shelf).values.values
+    return Shelf(fresh, page_bytes=PAGE)
+
+
+def dictionary(shelf: Shelf) -> DictionaryStore:
+    assert isinstance(shelf.store, DictionaryStore)
+    return shelf.store
+
+
+def test_an_object_that_is_read_whole_is_one_answer_also_the_first_time(shelf: Shelf) -> None:
+    assert shelf.read(KEYS) == (OK,) * 3
+
+    assert sorted(dictionary(shelf).values.answers) == sorted(
+        (key, 0, HEADER + PAGE) for key in KEYS
+    )
+
+
+def test_a_first_layer_comes_with_the_header_and_others_alone(shelf: Shelf) -> None:
+    values = dictionary(shelf).values
+    shelf.read(KEYS[:1])
+    values.answers.clear()
+    part = PAGE // (2 * LAYERS)
+
+    with shelf.open(KEYS[:1]) as session:
+        assert shelf.read(KEYS[:1], session=session, layer=0) == (OK,)
+        assert shelf.read(KEYS[:1], session=session, layer=2) == (OK,)
+
+    v = HEADER + LAYERS * part
+    assert [(start, size) for _, start, size in values.answers] == [
+        (0, HEADER + part),
+        (v, part),
+        (HEADER + 2 * part, part),
+        (v + 2 * part, part),
+    ]
+
+
+def test_what_does_not_fit_an_answer_is_asked_for_in_pieces() -> None:
+    shelf = Shelf(DictionaryStore(answer_bytes=20 << 10), page_bytes=PAGE)
+    shelf.stock(KEYS)
+    values = dictionary(shelf).values
+    values.answers.clear()
+
+    assert shelf.read(KEYS) == (OK,) * 3
+
+    assert max(size for _, _, size in values.answers) <= 20 << 10
+    assert sum(size for _, _, size in values.answers) == 3 * (HEADER + PAGE)
+
+
+def test_l4_layers_that_follow_each_other_are_fetched_once_from_the_third_on(shelf: Shelf) -> None:
+    values = dictionary(shelf).values
+
+    with shelf.open(KEYS) as session:
+        answers = [shelf.read(KEYS, session=session, layer=layer) for layer in range(LAYERS)]
+        assert values.open_fetches == 1
+
+    assert answers == [(OK,) * 3] * LAYERS
+    # V of layer 0, whose K came with the header; layer 1; layer 2, and layer 3 as what is expected.
+    assert values.fetches == [(1, 0), (2, 0), (2, 2)]
+    assert values.open_fetches == 0
+
+
+@pytest.mark.parametrize(
+    "order", [(0, 1, 2, 0, 1, 2, 3), (3, 2, 1, 0), (1, 2, 3, 3, 1), (1, 2, 0, 3)]
+)
+def test_l4_layers_may_be_asked_for_in_any_order(shelf: Shelf, order: tuple[int, ...]) -> None:
+    with shelf.open(KEYS) as session:
+        for layer in order:
+            assert shelf.read(KEYS, session=session, layer=layer) == (OK,) * 3
+
+    assert dictionary(shelf).values.open_fetches == 0
+
+
+def test_t1_a_byte_that_changes_in_a_layer_that_was_expected_is_noticed(shelf: Shelf) -> None:
+    values = dictionary(shelf).values
+    part = PAGE // (2 * LAYERS)
+
+    def flip(key: ObjectKey, start: int, found: bytes) -> bytes:
+        is_it = key == KEYS[1] and start == HEADER + 3 * part
+        return found[:5] + bytes([found[5] ^ 1]) + found[6:] if is_it else found
+
+    values.change = flip
+    with shelf.open(KEYS) as session:
+        answers = [shelf.read(KEYS, session=session, layer=layer) for layer in range(LAYERS)]
+
+    assert answers[:3] == [(OK,) * 3] * 3
+    assert answers[3] == (OK, CORRUPT, OK)
+    assert shelf.store.exists(KEYS) == (True, False, True)
+    assert shelf.store.stats().counters["corrupt"] == 1
+
+
+def test_b71_what_goes_between_two_layers_is_a_miss_and_is_counted_once(shelf: Shelf) -> None:
+    with shelf.open(KEYS) as session:
+        assert shelf.read(KEYS, session=session, layer=0) == (OK,) * 3
+        shelf.store.delete(KEYS[:1])
+        after = [shelf.read(KEYS, session=session, layer=layer) for layer in (1, 2)]
+
+    assert after == [(MISS, OK, OK)] * 2
+    assert shelf.store.stats().counters["vanished"] == 1
+
+
+@pytest.mark.parametrize("layer", [None, 2])
+def test_t4_an_answer_that_is_too_short_fails_and_costs_no_object(
+    shelf: Shelf, layer: int | None
+) -> None:
+    shelf.read(KEYS)
+    values = dictionary(shelf).values
+    values.change = lambda key, _, found: (
+        found[:-1] if key == KEYS[2] and len(found) > HEADER else found
+    )
+
+    assert shelf.read(KEYS, layer=layer) == (OK, OK, FAILED)
+
+    assert shelf.store.exists(KEYS) == (True,) * 3
+    assert shelf.store.stats().counters["short_answers"] == 1
+
+
+@pytest.mark.parametrize("spans", [1, 160, 600, 2600])
+def test_objects_of_any_number_of_ranges_come_back_in_a_store_that_knows_none(spans: int) -> None:
+    pages = LayeredPages(spans, 64)
+    store, fresh = DictionaryStore(), DictionaryStore()
+    (key,) = object_keys(1)
+    store.write([pages.batch(key)], HostAccess(), may_publish=allow)
+    fresh.values.values = store.values.values
+
+    with fresh.open_read(pages.request(key)) as session:
+        statuses = [session.read(pages.layer(layer), HostAccess()) for layer in range(spans)]
+
+    assert set(statuses) == {(OK,)}
+    assert (pages.memory[:, 1] == pages.memory[:, 0]).all()
+
+
+def test_a_forged_header_that_is_longer_than_any_need_be_fills_no_memory() -> None:
+    shelf = Shelf(DictionaryStore())
+    keys = object_keys(2)
+    shelf.stock(keys)
+    values = dictionary(shelf).values
+    name = digits_of_key(keys[0])
+    prefix = bytearray(values.values[name][:PREFIX_BYTES])
+    prefix[20:24] = (60_000).to_bytes(4, "little")  # ranges, and so 1.4 MB of header
+    values.values[name] = bytes(prefix) + bytes(
+        header_bytes(60_000) + shelf.page_bytes - PREFIX_BYTES
+    )
+    values.answers.clear()
+
+    assert shelf.read(keys) == (CORRUPT, OK)
+
+    assert max(size for _, _, size in values.answers) <= 64 << 10
+
+
+def test_an_object_of_another_layout_with_a_long_header_is_a_miss_and_stays() -> None:
+    pages, other = LayeredPages(600, 64), LayeredPages(599, 64)
+    store, fresh = DictionaryStore(), DictionaryStore()
+    (key,) = object_keys(1)
+    store.write([pages.batch(key)], HostAccess(), may_publish=allow)
+    fresh.values.values = store.values.values
+
+    with fresh.open_read(other.request(key)) as session:
+        assert session.read(other.target, HostAccess()) == (MISS,)
+
+    assert fresh.exists([key]) == (True,)
+
+
+def test_a_session_that_was_closed_and_a_plan_that_does_not_fit_are_refused(shelf: Shelf) -> None:
+    session = shelf.open(KEYS)
+    with pytest.raises(ContractError, match="does not fit a request of 3 objects"):
+        session.read(shelf.plan([32]), shelf.access)
+    session.close()
+    session.close()
+
+    with pytest.raises(StoreClosedError, match="was closed; open another"):
+        session.read(shelf.plan([32, 33, 34]), shelf.access)
