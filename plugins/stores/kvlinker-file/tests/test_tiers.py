@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import tiered_files
+import wrapped_files
 from file_shelf import Shelf, make_key
 
+from kvlinker.errors import StoreClosedError
 from kvlinker.store import ObjectKey, ReadStatus, Store
 from kvlinker.stores.tiered import TieredStore
 from kvlinker.testing.stores import Damage, PersistentStoreTests, flip_byte_in_files
@@ -38,6 +41,27 @@ class TestMemoryInFrontOfFiles(PersistentStoreTests):
             flip_byte_in_files(Path(str(config["far"])), payload)
             if any(Path(str(config["near"])).glob("segments/*")):  # a closed one is empty
                 flip_byte_in_files(Path(str(config["near"])), payload)
+
+        return damage_both
+
+
+class TestFilesThatAreWrittenBack(PersistentStoreTests):
+    """What is not far yet when a process is killed is near, in files too."""
+
+    plugin = wrapped_files
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        return {"wrapper": "written back", "path": str(tmp_path)}
+
+    @pytest.fixture
+    def damage(self, tmp_path: Path) -> Damage:
+        def damage_both(store: Store, _key: ObjectKey, payload: bytes) -> None:
+            assert isinstance(store, TieredStore)
+            with suppress(StoreClosedError):
+                assert store.flush(60)
+            for name in ("near", "far"):
+                flip_byte_in_files(tmp_path / name, payload)
 
         return damage_both
 
