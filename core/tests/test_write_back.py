@@ -12,6 +12,7 @@ from kvlinker.errors import ContractError, StoreError, StoreTimeoutError
 from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import Integrity, ObjectKey, ReadStatus, Store, WriteStatus
 from kvlinker.stores.tiered import TieredStore
+from kvlinker.stores.wrapped import WrappedStore
 from kvlinker.stores.write_back import WriteBackLimits
 from kvlinker.testing import (
     Call,
@@ -323,6 +324,32 @@ def test_a_lease_that_runs_out_is_renewed(monkeypatch: pytest.MonkeyPatch) -> No
     until(lambda: tiers.near.count(Call.HOLD) > 2)
     assert tiers.store.flush(60)
     assert tiers.near_memory.kept() == 0
+
+
+class _CountingStore(WrappedStore):
+    """A store that says what a namespace has."""
+
+    def namespace_bytes(self, namespace: bytes) -> int | None:
+        assert len(namespace) == NAMESPACE_BYTES
+        return self.stats().used_bytes
+
+
+def test_a_namespace_has_what_is_far_and_what_will_be() -> None:
+    far = FaultStore(MemoryStore())
+    store = TieredStore(MemoryStore(), _CountingStore(far), write_back=WriteBackLimits())
+    shelf, first, second = Shelf(store), object_keys(2), object_keys(3, chain="second")
+    other = object_keys(1, model="other")
+    shelf.stock(first)
+    assert store.flush(60)
+    gate = Gate(limit_seconds=60)
+    far.script.add(Rule(call=Call.WRITE, fault=Hang(gate=gate), times=1))
+
+    with gate:
+        shelf.stock([*second, *other])
+        gate.wait_for_arrivals()
+        assert store.namespace_bytes(first[0][:NAMESPACE_BYTES]) == 5 * PAGE
+
+    store.close()
 
 
 # ---- life time --------------------------------------------------------------------------------------

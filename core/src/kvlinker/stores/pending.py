@@ -92,6 +92,13 @@ class PendingObjects:
     def __len__(self) -> int:
         return len(self._objects)
 
+    def bytes_of(self, namespace: bytes) -> int:
+        """Return the bytes of a namespace's objects."""
+        with self._lock:
+            return sum(
+                item.size_bytes for key, item in self._objects.items() if key.startswith(namespace)
+            )
+
     def reserve(self, batches: Sequence[WriteBatch]) -> bool:
         """Reserve room for every object of a call; False where there is not enough."""
         size, count = _room(batches)

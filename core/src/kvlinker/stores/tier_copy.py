@@ -18,7 +18,7 @@ from kvlinker.stores.host_pages import HostPages, ObjectRanges, by_range
 from kvlinker.stores.removals import Removals
 from kvlinker.stores.tier import Tier
 
-__all__ = ["Copied", "TierCopy", "of_keys", "select_objects"]
+__all__ = ["Copied", "TierCopy", "of_keys", "select_objects", "written_objects"]
 
 Copied: TypeAlias = ReadStatus | WriteStatus | None
 """What became of an object: why it was not read, or what the target said; None where the target was down."""
@@ -102,3 +102,15 @@ def select_objects(batch: WriteBatch, positions: Sequence[int]) -> WriteBatch:
         return batch
     keys = tuple(batch.keys[i] for i in positions)
     return replace(batch, keys=keys, plan=batch.plan.select(positions))
+
+
+def written_objects(
+    batches: Sequence[WriteBatch], answer: Sequence[Sequence[WriteStatus]]
+) -> Sequence[WriteBatch]:
+    """Return the objects of a write that are new in the store."""
+    found = []
+    for batch, statuses in zip(batches, answer, strict=True):
+        chosen = [i for i, status in enumerate(statuses) if status is WriteStatus.WRITTEN]
+        if chosen:
+            found.append(select_objects(batch, chosen))
+    return found

@@ -30,7 +30,7 @@ from kvlinker.stores.host_pages import ObjectRanges
 from kvlinker.stores.promotion import Promoter, Promotion
 from kvlinker.stores.removals import Removals
 from kvlinker.stores.tier import EventCounts, Tier, common_capabilities
-from kvlinker.stores.tier_copy import of_keys, select_objects
+from kvlinker.stores.tier_copy import of_keys, written_objects
 from kvlinker.stores.tiered_reads import TieredHold, TieredReadSession
 from kvlinker.stores.write_back import WriteBack, WriteBackLimits
 
@@ -169,6 +169,13 @@ class TieredStore(Store):
             counters=self._counters(all_stats),
         )
 
+    def namespace_bytes(self, namespace: bytes) -> int | None:
+        """See Store; what the far store has, and what is to be copied there."""
+        far = self._far.ask(lambda store: store.namespace_bytes(namespace), otherwise=None)
+        if far is None or self._write_back is None:
+            return far
+        return far + self._write_back.pending_bytes(namespace)
+
     def _counters(self, all_stats: Mapping[str, StoreStats]) -> Mapping[str, int]:
         own = dict(self._counts.snapshot())
         if self._write_back is not None:
@@ -207,14 +214,14 @@ class TieredStore(Store):
         if self._capabilities.overwrite:
             with self._removals.removing() as replacing:
                 statuses = self._write_far(batches, memory, may_publish)
-                self._drop_near(_written(batches, statuses))
+                self._drop_near(written_objects(batches, statuses))
             since = replacing.since
         else:
             since = self._removals.count
             statuses = self._write_far(batches, memory, may_publish)
         # Of two that replace one object at once, nobody knows whose is far: then none is near.
         if since is not None:
-            self._copy_near(_written(batches, statuses), memory, since)
+            self._copy_near(written_objects(batches, statuses), memory, since)
         return statuses
 
     def _write_far(
@@ -382,15 +389,3 @@ def tiered(
         promotion_bytes=promotion_bytes,
         write_back=write_back,
     )
-
-
-def _written(
-    batches: Sequence[WriteBatch], answer: Sequence[Sequence[WriteStatus]]
-) -> Sequence[WriteBatch]:
-    """Return what is new in the far store."""
-    found = []
-    for batch, statuses in zip(batches, answer, strict=True):
-        chosen = [i for i, status in enumerate(statuses) if status is WriteStatus.WRITTEN]
-        if chosen:
-            found.append(select_objects(batch, chosen))
-    return found

@@ -89,6 +89,10 @@ class WriteBack:
         """Objects that the far tier does not have yet."""
         return len(self._pending)
 
+    def pending_bytes(self, namespace: bytes) -> int:
+        """Return the bytes of a namespace's objects that the far tier does not have yet."""
+        return self._pending.bytes_of(namespace)
+
     # ---- writing ------------------------------------------------------------------------------
 
     def write(
