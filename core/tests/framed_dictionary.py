@@ -40,7 +40,7 @@ def checksum(data: memoryview) -> int:
 
 
 class DictionaryValues(NamedValues):
-    """Values in a dictionary, two at a time; every answer is noted as (key, first byte, bytes)."""
+    """Values in a dictionary, a few at a time and backwards; every answer is noted as (key, first byte, bytes)."""
 
     def __init__(self, *, answer_bytes: int = 1 << 20) -> None:
         self.values: dict[str, bytes] = {}
@@ -77,8 +77,8 @@ class DictionaryValues(NamedValues):
         self.open_fetches += 1
         try:
             for number, (start, size) in enumerate([*ranges, *expected]):
-                for first in range(0, len(keys), 2):
-                    numbers = range(first, min(first + 2, len(keys)))
+                for first in range(0, len(keys), 4):
+                    numbers = range(first, min(first + 4, len(keys)))[::-1]
                     views = [self._range(keys[at], start, size) for at in numbers]
                     yield Fetched(range=number, numbers=numbers, views=views)
         finally:

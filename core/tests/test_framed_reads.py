@@ -156,6 +156,19 @@ def test_objects_of_any_number_of_ranges_come_back_in_a_store_that_knows_none(sp
     assert (pages.memory[:, 1] == pages.memory[:, 0]).all()
 
 
+def test_ranges_that_are_finer_than_those_that_were_checked_come_back() -> None:
+    coarse, fine = LayeredPages(2, 4096), LayeredPages(8, 1024)
+    store = DictionaryStore()
+    (key,) = object_keys(1)
+    store.write([coarse.batch(key)], HostAccess(), may_publish=allow)
+
+    with store.open_read(fine.request(key)) as session:
+        statuses = [session.read(fine.layer(layer), HostAccess()) for layer in range(8)]
+
+    assert statuses == [(OK,)] * 8
+    assert fine.memory[:, 1].tobytes() == coarse.memory[:, 0].tobytes()
+
+
 def test_a_forged_header_that_is_longer_than_any_need_be_fills_no_memory() -> None:
     shelf = Shelf(DictionaryStore())
     keys = object_keys(2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvlinker.errors import StoreError
-from kvlinker.secret_references import SecretReference
+from kvlinker.secret_references import RevealedSecret, SecretReference
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,33 @@ def test_a_file_that_is_no_text_is_an_error_that_shows_none_of_it(tmp_path: Path
 
     assert "hunter2" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("value", "reference"),
+    [
+        ("${env:KV_PW}", SecretReference(kind="env", name="KV_PW")),
+        ({"env": "KV_PW"}, SecretReference(kind="env", name="KV_PW")),
+        ({"file": "/run/secrets/pw"}, SecretReference(kind="file", name="/run/secrets/pw")),
+        ("plain", None),
+        ({"env": ""}, None),
+        ({"env": 5}, None),
+        ({"variable": "KV_PW"}, None),
+        ({"env": "A", "file": "B"}, None),
+        ({}, None),
+        (5, None),
+    ],
+)
+def test_a_value_is_a_reference_in_either_form_or_none(
+    value: object, reference: SecretReference | None
+) -> None:
+    assert SecretReference.of_value(value) == reference
+
+
+def test_a_secret_that_was_read_is_a_text_and_shows_nothing() -> None:
+    words = "open sesame"
+
+    secret = RevealedSecret(words)
+
+    assert secret == words
+    assert words not in repr({"password": secret})

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from kvlinker.errors import StoreError
 
-__all__ = ["SecretReference"]
+__all__ = ["RevealedSecret", "SecretReference"]
 
 _REFERENCE = re.compile(r"\$\{(?P<kind>env|file):(?P<name>[^{}]+)\}")
+
+
+class RevealedSecret(str):
+    """A secret that was read from where a reference said: whoever refuses secrets in plain text takes it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return a text that shows nothing of it."""
+        return "<secret>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +40,17 @@ class SecretReference:
         """Return what `${env:NAME}` or `${file:/path}` refers to, or None for any other text."""
         match = _REFERENCE.fullmatch(text)
         return None if match is None else cls(kind=match["kind"], name=match["name"])
+
+    @classmethod
+    def of_value(cls, value: object) -> Self | None:
+        """Return what a text, see `of_text`, or `{"env": NAME}` or `{"file": PATH}` refers to, or None for others."""
+        if isinstance(value, str):
+            return cls.of_text(value)
+        if not isinstance(value, Mapping) or len(value) != 1:
+            return None
+        ((kind, name),) = value.items()
+        is_reference = kind in {"env", "file"} and isinstance(name, str) and name
+        return cls(kind=str(kind), name=str(name)) if is_reference else None
 
     def read(self, what: str) -> str:
         """Return the secret as it is now; a file's last line end does not count.

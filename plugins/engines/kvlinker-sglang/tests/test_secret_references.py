@@ -64,3 +64,14 @@ def test_references_are_replaced_wherever_they_stand(monkeypatch: pytest.MonkeyP
     options = resolve_secrets({"a": reference, "b": [{"c": reference}, 1], "d": {"e": {"f": "g"}}})
 
     assert options == {"a": "s3", "b": [{"c": "s3"}, 1], "d": {"e": {"f": "g"}}}
+
+
+def test_a_secret_that_is_handed_to_a_store_is_known_as_one_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KV_SECRET", "hunter2")
+
+    options = resolve_secrets({"settings": {"secret_access_key": {"env": "KV_SECRET"}}})
+
+    assert options == {"settings": {"secret_access_key": "hunter2"}}
+    assert "hunter2" not in repr(options)

@@ -8,7 +8,7 @@ import pytest
 
 import kvlinker_s3
 from kvlinker.errors import ContractError, StoreError
-from kvlinker.secret_references import SecretReference
+from kvlinker.secret_references import RevealedSecret, SecretReference
 from kvlinker_s3 import S3StoreOptions
 from kvlinker_s3.client import open_client
 
@@ -96,6 +96,28 @@ def test_options_show_no_settings_and_know_references() -> None:
     assert "settings" not in repr(options)
 
 
+def test_a_reference_may_be_written_as_sglang_configurations_write_it() -> None:
+    settings = {"secret_access_key": {"env": "KV_SECRET"}, "session_token": {"file": "/run/token"}}
+
+    options = S3StoreOptions.of_config({"url": URL, "settings": settings})
+
+    assert options.settings == {
+        "secret_access_key": SecretReference(kind="env", name="KV_SECRET"),
+        "session_token": SecretReference(kind="file", name="/run/token"),
+    }
+
+
+def test_a_secret_that_somebody_read_from_a_reference_is_no_plain_text_and_is_not_shown() -> None:
+    hidden = RevealedSecret(HIDDEN)
+    settings = {"access_key_id": "kv", "secret_access_key": hidden, "request_payer": hidden}
+
+    options = S3StoreOptions.of_config({"url": URL, "settings": settings})
+
+    with pytest.raises(ContractError, match=r"settings were refused: .*<request_payer>") as caught:
+        open_client(options)
+    assert HIDDEN not in f"{caught.value} {options!r} {dict(options.settings)!r}"
+
+
 def test_a_secret_that_the_library_cannot_use_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -139,7 +161,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
         ({"url": URL, "prefix": "a*"}, "prefix must be 1 to 256"),
         ({"url": URL, "prefix": 5}, "prefix must be 1 to 256"),
         ({"url": URL, "settings": ["region"]}, "settings must be names with values, got a list"),
-        ({"url": URL, "settings": {"region": 5}}, "setting 'region' must be a text or true"),
+        ({"url": URL, "settings": {"region": 5}}, "setting 'region' must be a text, true or false"),
         ({"url": URL, "settings": {"regon": "x"}}, "'regon' is not valid for store 'S3'"),
         ({"url": "file:///tmp", "settings": {"region": "x"}}, "settings are for object storage"),
         ({"url": URL, "ca_file": "/nowhere"}, "ca_file must name a file"),

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvlinker.errors import ContractError
+from kvlinker.secret_references import RevealedSecret
 from kvlinker_sglang.json_words import json_kind
 
 __all__ = ["SecretReference", "check_without_secrets", "looks_like_secret", "resolve_secrets"]
@@ -130,7 +131,7 @@ def resolve_secrets(options: Mapping[str, object]) -> dict[str, object]:
 
 def _resolved(value: object) -> object:
     if _is_reference(value):
-        return SecretReference.model_validate(value).read()
+        return RevealedSecret(SecretReference.model_validate(value).read())
     if isinstance(value, Mapping):
         return resolve_secrets(value)
     if isinstance(value, list | tuple):

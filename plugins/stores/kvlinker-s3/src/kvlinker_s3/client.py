@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from kvlinker.errors import ContractError, StoreError
-from kvlinker.secret_references import SecretReference
+from kvlinker.secret_references import RevealedSecret, SecretReference
 from kvlinker_s3.failures import brief
 from kvlinker_s3.options import S3StoreOptions
 
@@ -66,7 +66,9 @@ def _remote(options: S3StoreOptions, settings: Mapping[str, str | bool]) -> Obje
 
 
 def _referred(options: S3StoreOptions) -> list[str]:
-    return [name for name, value in options.settings.items() if isinstance(value, SecretReference)]
+    """Return the settings that hold secrets."""
+    kinds = SecretReference | RevealedSecret
+    return [name for name, value in options.settings.items() if isinstance(value, kinds)]
 
 
 def _resolved(options: S3StoreOptions) -> Mapping[str, str | bool]:
@@ -74,7 +76,7 @@ def _resolved(options: S3StoreOptions) -> Mapping[str, str | bool]:
     return {
         name: value.read(f"s3 store: setting {name!r}")
         if isinstance(value, SecretReference)
-        else value
+        else (value if isinstance(value, bool) else str(value))
         for name, value in options.settings.items()
     }
 

@@ -11,7 +11,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from kvlinker.errors import ContractError
-from kvlinker.secret_references import SecretReference
+from kvlinker.secret_references import RevealedSecret, SecretReference
 
 __all__ = ["SCHEMES", "S3StoreOptions", "Setting"]
 
@@ -186,20 +186,26 @@ def _settings(found: object) -> Mapping[str, Setting]:
     if not isinstance(found, Mapping):
         msg = f"settings must be names with values, got a {type(found).__name__}"
         raise ContractError(msg)
-    settings: dict[str, Setting] = {}
-    for name, value in found.items():
-        if not isinstance(name, str) or not isinstance(value, str | bool | SecretReference):
-            msg = f"setting {name!r} must be a text or true or false, got a {type(value).__name__}"
-            raise ContractError(msg)
-        reference = SecretReference.of_text(value) if isinstance(value, str) else None
-        settings[name] = value if reference is None else reference
-        if isinstance(settings[name], str) and _is_secret(name, str(value)):
-            msg = (
-                f"setting {name!r} holds a secret in plain text, which process lists and logs would show; "
-                "write ${env:NAME} or ${file:/path} in its place"
-            )
-            raise ContractError(msg)
-    return settings
+    return {str(name): _setting(name, value) for name, value in found.items()}
+
+
+def _setting(name: object, value: object) -> Setting:
+    reference = value if isinstance(value, SecretReference) else SecretReference.of_value(value)
+    if reference is not None and isinstance(name, str):
+        return reference
+    if not isinstance(name, str) or not isinstance(value, str | bool):
+        msg = (
+            f"setting {name!r} must be a text, true or false, or a reference to a secret, "
+            f"got a {type(value).__name__}"
+        )
+        raise ContractError(msg)
+    if isinstance(value, str) and not isinstance(value, RevealedSecret) and _is_secret(name, value):
+        msg = (
+            f"setting {name!r} holds a secret in plain text, which process lists and logs would show; "
+            "write ${env:NAME} or ${file:/path} in its place"
+        )
+        raise ContractError(msg)
+    return value
 
 
 def _is_secret(name: str, value: str) -> bool:
