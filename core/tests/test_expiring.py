@@ -167,7 +167,11 @@ def test_clocks_that_jump_cause_misses_and_nothing_else(inner: MemoryStore, cloc
     assert shelf.read(keys) == (OK, OK)
 
 
-def test_another_time_to_live_is_another_store(inner: MemoryStore, clock: Clock) -> None:
+@pytest.mark.parametrize("seconds", [BEGIN, 100.0], ids=["long_ago", "first_period_of_both"])
+def test_another_time_to_live_is_another_store(
+    inner: MemoryStore, clock: Clock, seconds: float
+) -> None:
+    clock.seconds = seconds
     keys = object_keys(1)
     Shelf(opened(inner, clock)).stock(keys)
 

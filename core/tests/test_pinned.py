@@ -222,6 +222,19 @@ def test_a_renewal_that_fails_keeps_the_leases_and_is_tried_again(inner: MemoryS
     store.close()
 
 
+def test_leases_that_could_not_be_renewed_end_with_the_store(inner: MemoryStore) -> None:
+    rules = [Rule(call=Call.HOLD, fault=Raise(error=StoreError("no holds now")), first=2)]
+    store = pinning(FaultStore(inner, rules), named=True)
+    shelf, keys = Shelf(store), object_keys(2)
+    shelf.stock(keys)
+
+    store.unpin(keys[:1])
+    before = inner.kept()
+    store.close()
+
+    assert (before, inner.kept()) == (2, 0)
+
+
 def test_a_store_without_leases_is_refused_with_the_reason() -> None:
     with pytest.raises(ContractError, match="MemoryStore has no leases"):
         pinning(MemoryStore(leases=False))

@@ -36,7 +36,6 @@ _LASTING = (
     StoreFullError,
 )
 """Errors that say that asking again is of no use now."""
-_MAX_WAIT_SECONDS = 5.0
 
 
 class Retries:
@@ -121,7 +120,7 @@ class Retries:
 
         retrying = Retrying(
             stop=lambda state: self._must_stop(state, until),
-            wait=wait_random_exponential(multiplier=self._first_seconds, max=_MAX_WAIT_SECONDS),
+            wait=wait_random_exponential(multiplier=self._first_seconds),
             retry=retry_if_exception(lambda error: _is_transient(error) and may_repeat()),
             sleep=sleep_using_event(self._closing),
             reraise=True,
