@@ -18,6 +18,7 @@ from kvlinker.store import (
     WriteBatch,
     WriteStatus,
 )
+from kvlinker_s3.figures import ListedFigures
 from kvlinker_s3.options import S3StoreOptions
 from kvlinker_s3.requests import delete, size_of
 from kvlinker_s3.state import StoreState
@@ -31,8 +32,6 @@ __all__ = ["S3Store"]
 
 _LISTED = 1000
 """Names in one answer of a listing, and in one request to remove."""
-_COUNTED = 200_000
-"""Up to so many objects are counted; more take more requests than a figure is worth."""
 
 
 class S3Store(Store):
@@ -47,6 +46,7 @@ class S3Store(Store):
             StoreError: it refuses, has no such bucket, or a secret is not where it should be.
         """
         self._state = StoreState(options)
+        self._figures = ListedFigures(self._sizes)
         try:
             next(self._list(options.prefix), None)
         except BaseException:
@@ -77,20 +77,27 @@ class S3Store(Store):
         return tuple(bool(size) for size in sizes)
 
     def stats(self) -> StoreStats:
-        """See Store; objects are listed, up to 200,000 of them, and the counter `uncounted` is 1 where there are more.
+        """See Store; objects are listed, and figures of more than 10,000 are kept for five minutes.
+
+        Up to 200,000 are listed; the counter `uncounted` is 1 where there are more.
 
         Raises:
             StoreError: the server cannot be asked.
         """
+        figures = self._figures.read()
         counters = dict(self._state.framed.counters)
-        objects = used = 0
+        if not figures.is_complete:
+            counters["uncounted"] = 1
+        return StoreStats(
+            objects=figures.objects,
+            used_bytes=figures.used_bytes,
+            capacity_bytes=None,
+            counters=counters,
+        )
+
+    def _sizes(self) -> Iterator[Sequence[int]]:
         for page in self._list(self._state.options.prefix):
-            objects += len(page)
-            used += sum(size for _, size in page)
-            if objects >= _COUNTED:
-                counters["uncounted"] = 1
-                break
-        return StoreStats(objects=objects, used_bytes=used, capacity_bytes=None, counters=counters)
+            yield [size for _, size in page]
 
     # ---- moving -------------------------------------------------------------------------------
 
