@@ -218,7 +218,7 @@ class _Soak:
             self._listen()
             if time.monotonic() >= self._away_until:
                 self._end_outage()
-            while self._events and self._events[-1][0] <= self._progress():
+            while self._running and self._events and self._events[-1][0] <= self._progress():
                 self._events.pop()[1]()
         self._end_outage()
         for process in self._running.values():

@@ -21,7 +21,7 @@ _WARM_UP = 2
 _TREND_ROUNDS = 12
 """Rounds from which on a trend of the memory can be told from noise."""
 _LATE_ROUNDS = 60
-"""Rounds from which on a leak can be told from a pool of threads that has not its full size yet."""
+"""The same where a store lets go late: its pools of threads and of memory have their full size then."""
 _GROWTH_KIB = 4096
 _QUIET = frozenset("TtZXx")
 """States of threads that do nothing."""
@@ -149,7 +149,7 @@ class WorkerProcess:
                 yield f"{now.descriptors} descriptors are open, {before.descriptors} were"
             if now.threads > before.threads:
                 yield f"{now.threads} threads run, {before.threads} did"
-        if len(self._taken) >= _TREND_ROUNDS:
+        if len(self._taken) >= (_LATE_ROUNDS if self._lets_go_late else _TREND_ROUNDS):
             yield from self._trends()
 
     def _trends(self) -> Iterator[str]:
@@ -161,7 +161,7 @@ class WorkerProcess:
         grown = min(one.private_kib for one in late), max(one.private_kib for one in early)
         if grown[0] - grown[1] > _GROWTH_KIB:
             yield f"memory grew from {grown[1]} to {grown[0]} KiB {rounds}"
-        if not self._lets_go_late or len(self._taken) < _LATE_ROUNDS:
+        if not self._lets_go_late:
             return
         for what in ("descriptors", "threads"):
             least = min(asdict(one)[what] for one in late)
