@@ -443,10 +443,10 @@ class FakeRuntime:
         self.threads.add(threading.get_ident())
         return self.answer
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802  # the name in the runtime
         return self._note("register", address, size, flags)
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802  # the name in the runtime
         return self._note("unregister", address)
 
     @contextmanager
