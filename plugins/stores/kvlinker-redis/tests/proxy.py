@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -28,6 +29,8 @@ class Proxy:
         """After so many more bytes of answers, connections are closed; None for no end."""
         self.flips: bytes | None = None
         """What is changed in answers, by one bit of its last byte."""
+        self.sent_pause_seconds = 0.0
+        """How long each 64 KiB that is sent takes."""
         self._may_answer = threading.Event()
         self._may_answer.set()
         threading.Thread(target=self._accept, daemon=True, name="proxy").start()
@@ -60,6 +63,8 @@ class Proxy:
     def _pump(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:  # noqa: FBT001  # which of the two directions
         with suppress(OSError):
             while chunk := source.recv(_CHUNK):
+                if not is_answer:
+                    time.sleep(self.sent_pause_seconds)
                 target.sendall(self._altered(chunk) if is_answer else chunk)
                 if is_answer and self.answer_bytes == 0:
                     break

@@ -13,6 +13,7 @@ from redis_server import RedisServer
 
 from kvlinker.device import HostAccess
 from kvlinker.errors import ContractError
+from kvlinker.frames import header_bytes
 from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing.layered_pages import LayeredPages
@@ -104,6 +105,45 @@ def test_every_event_is_counted_from_the_start(server: RedisServer, open_store: 
     (line,) = [line for line in readme.splitlines() if line.startswith("`stats()` counts ")]
     assert before == dict.fromkeys(re.findall(r"`(\w+)`", line), 0)
     assert store.stats().counters == {**before, "written": 2}
+
+
+def test_forged_headers_fill_no_memory(
+    make_server: Callable[..., RedisServer],
+    open_store: OpenStore,
+    prefix: str,
+) -> None:
+    """Each says that it has 60,000 ranges, in a value that is as long as it would be then."""
+    server = make_server()
+    shelf = Shelf(open_store(server))
+    keys = object_keys(8)
+    shelf.stock(keys)
+    client = server.client()
+    for key in keys[:-1]:
+        name = f"{prefix}:{{{key.hex()}}}"
+        client.setrange(name, 20, (60_000).to_bytes(4, "little"))
+        client.setrange(name, header_bytes(60_000) + shelf.page_bytes - 1, b"x")
+    before = answered_bytes(client)
+
+    assert shelf.read(keys) == (CORRUPT,) * 7 + (OK,)
+
+    assert answered_bytes(client) - before < 64 << 10
+
+
+def test_figures_of_a_large_database_are_the_servers_own(
+    make_server: Callable[..., RedisServer], open_store: OpenStore
+) -> None:
+    server = make_server()
+    shelf = Shelf(open_store(server))
+    shelf.stock(object_keys(3))
+    client = server.client()
+
+    few = shelf.store.stats().objects
+    client.mset({f"somebody's:{number}": b"" for number in range(10_000)})
+    before = calls_of(client, "scan")
+
+    assert few == 3
+    assert shelf.store.stats().objects == 10_003
+    assert calls_of(client, "scan") == before
 
 
 @pytest.mark.parametrize("damage", ["a text of somebody", "another type", "zeros", "empty"])

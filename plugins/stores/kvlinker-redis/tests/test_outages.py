@@ -13,11 +13,14 @@ from conftest import OpenStore
 from proxy import Proxy, proxy_to
 from redis_server import RedisServer, free_port
 
-from kvlinker.device import DeviceAccess, HostObjects
+from kvlinker.device import DeviceAccess, HostAccess, HostObjects
 from kvlinker.errors import StoreClosedError, StoreError, StoreTimeoutError
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadStatus, WriteStatus
-from kvlinker.testing.shelves import Shelf, object_keys
+from kvlinker.testing.layered_pages import LayeredPages
+from kvlinker.testing.shelves import Shelf, allow, object_keys
+from kvlinker_redis import RedisStoreOptions
+from kvlinker_redis.lanes import RedisLane
 
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
 WRITTEN, EXISTS, FULL = WriteStatus.WRITTEN, WriteStatus.EXISTS, WriteStatus.FULL
@@ -176,6 +179,16 @@ def test_opening_a_store_without_a_server_says_where_it_was_looked_for(
         open_store(Nobody, retry_seconds=0.05)
 
 
+def test_a_server_that_leaves_the_cluster_while_it_is_asked_is_an_error_that_says_so(
+    server: RedisServer,
+) -> None:
+    lane = RedisLane(RedisStoreOptions(url=server.url), "loads")
+
+    with pytest.raises(StoreError, match=r"10\.0\.0\.7:7000 left the cluster meanwhile; try again"):
+        lane.run_on("10.0.0.7:7000", [("PING",)])
+    lane.close()
+
+
 # ---- hanging ------------------------------------------------------------------------------------
 
 
@@ -322,6 +335,19 @@ def test_t1_a_byte_that_changes_on_the_way_never_reaches_a_page(
     statuses = shelf.read([changed, sound])
 
     assert statuses == (ReadStatus.CORRUPT, OK)
+
+
+def test_a_long_object_may_take_longer_to_be_sent_than_the_server_may_be_silent(
+    open_store: OpenStore, proxy: Proxy
+) -> None:
+    pages = LayeredPages(1, 24 << 20)
+    (key,) = object_keys(1)
+    store = open_store(proxy, answer_seconds=0.8, retry_seconds=0.01)
+    proxy.sent_pause_seconds = 0.004  # of 384 pieces
+
+    statuses = store.write([pages.batch(key)], HostAccess(), may_publish=allow)
+
+    assert statuses == ((WRITTEN,),)
 
 
 def test_answers_that_stall_cost_the_deadline_and_the_next_ones_are_right(
