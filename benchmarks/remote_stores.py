@@ -22,6 +22,7 @@ from pages import MIB, PagePool, object_keys
 
 from kvlinker.device import HostAccess
 from kvlinker.plans import TransferPlan
+from kvlinker.spans import unique_regions
 from kvlinker.store import ReadRequest, ReadStatus, Store, WriteBatch, WriteStatus
 
 FINGERPRINT = b"benchmark"
@@ -106,6 +107,8 @@ class Ours:
         self._pages = pages
         self._salts = itertools.count(1)
         self._stored = object_keys(pages)
+        if store.capabilities.registers_memory:
+            store.register(unique_regions(self._pool.entry.spans))
         self.offload(slice(None), salt=0)
 
     def _plan(self, part: slice, layer: int | None = None) -> TransferPlan:

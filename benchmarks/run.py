@@ -29,6 +29,7 @@ SCRIPTS = (
     "bench_lookup",
     "bench_file_index",
     "bench_local",
+    "bench_mooncake",
     "bench_redis",
     "bench_s3",
     "bench_tiers",

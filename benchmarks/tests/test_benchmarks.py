@@ -26,6 +26,7 @@ FOLDER = Path(__file__).parents[1]
         "bench_lookup",
         "bench_file_index",
         "bench_local",
+        "bench_mooncake",
         "bench_redis",
         "bench_s3",
         "bench_tiers",
