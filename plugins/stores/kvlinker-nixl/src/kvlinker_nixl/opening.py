@@ -41,13 +41,17 @@ _ADVICE: Mapping[Backend, str] = {
 }
 
 
-def open_nixl_store(options: NixlStoreOptions) -> Store:
+def open_nixl_store(options: NixlStoreOptions, *, client: Client | None = None) -> Store:
     """Open the store that options describe.
+
+    Args:
+        options: see NixlStoreOptions.
+        client: NIXL, where it is loaded already; the installed one otherwise.
 
     Raises:
         StoreError: NIXL, its backend, the place or its server cannot be had.
     """
-    client = load_client()
+    client = client or load_client()
     if options.backend is Backend.UCX:
         return _open_peer(options, client)
     if options.backend is Backend.OBJ:
