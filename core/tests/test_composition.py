@@ -310,6 +310,24 @@ def test_policies_lie_in_each_other_and_around_tiers(registry: PluginRegistry) -
     store.close()
 
 
+def test_two_policies_of_a_kind_count_together(registry: PluginRegistry) -> None:
+    options = {"bytes": 640, "store": {"quota": {"bytes": 1280, "store": {"box": {}}}}}
+    store = compose("quota", options).open(registry)
+    shelf = Shelf(store)
+
+    shelf.write(object_keys(3))
+
+    assert store.stats().counters["over_quota"] == 2
+    inside = compose(
+        "quota", {"bytes": 640, "store": {"quota": {"bytes": 0, "store": {"box": {}}}}}
+    )
+    both = inside.open(registry)
+    Shelf(both).write(object_keys(3))
+    assert both.stats().counters["over_quota"] == 3
+    for one in (store, both):
+        one.close()
+
+
 def test_a_policy_that_a_store_cannot_have_is_refused_and_the_store_closed(
     registry: PluginRegistry,
 ) -> None:

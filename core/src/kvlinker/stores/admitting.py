@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from kvlinker.device import DeviceAccess
 from kvlinker.integers import as_integer
@@ -11,7 +10,7 @@ from kvlinker.store import ObjectKey, Store, StoreStats, WriteBatch, WriteStatus
 from kvlinker.stores.chosen_writes import write_chosen
 from kvlinker.stores.recent_keys import RecentKeys
 from kvlinker.stores.tier import EventCounts
-from kvlinker.stores.wrapped import WrappedStore
+from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["REMEMBERED", "AdmittingStore"]
 
@@ -71,5 +70,4 @@ class AdmittingStore(WrappedStore):
 
     def stats(self) -> StoreStats:
         """See Store; `not_admitted` counts objects that were kept out."""
-        stats = self._inner.stats()
-        return replace(stats, counters={**stats.counters, **self._counts.snapshot()})
+        return counting(self._inner.stats(), self._counts.snapshot())

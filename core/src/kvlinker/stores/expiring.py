@@ -30,7 +30,7 @@ from kvlinker.store import (
 )
 from kvlinker.stores.leftovers import Leftovers
 from kvlinker.stores.tier import EventCounts
-from kvlinker.stores.wrapped import WrappedStore
+from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["ExpiringStore"]
 
@@ -208,8 +208,7 @@ class ExpiringStore(WrappedStore):
 
     def stats(self) -> StoreStats:
         """See Store; objects that have expired count until they are removed, and then in `expired`."""
-        stats = self._inner.stats()
-        return replace(stats, counters={**stats.counters, **self._counts.snapshot()})
+        return counting(self._inner.stats(), self._counts.snapshot())
 
     def wait_for_removals(self, seconds: float) -> bool:
         """Wait until what had expired before is removed; False when the time is over first."""

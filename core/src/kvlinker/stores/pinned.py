@@ -6,7 +6,6 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
@@ -23,7 +22,7 @@ from kvlinker.store import (
 )
 from kvlinker.stores.pins import Pins
 from kvlinker.stores.tier import EventCounts
-from kvlinker.stores.wrapped import WrappedStore
+from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["LEASE_SECONDS", "PinningStore"]
 
@@ -152,8 +151,7 @@ class PinningStore(WrappedStore):
 
     def stats(self) -> StoreStats:
         """See Store; counts objects that were `pinned` and `unpinned`, `pin_refused`, `pin_failed` and `pin_lost`."""
-        stats = self._inner.stats()
-        return replace(stats, counters={**stats.counters, **self._counts.snapshot()})
+        return counting(self._inner.stats(), self._counts.snapshot())
 
     def close(self) -> None:
         """See Store; nothing is pinned any more."""

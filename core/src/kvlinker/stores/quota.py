@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
@@ -14,7 +14,7 @@ from kvlinker.store import ObjectKey, Store, StoreStats, WriteBatch, WriteStatus
 from kvlinker.stores.chosen_writes import write_chosen
 from kvlinker.stores.tier import EventCounts
 from kvlinker.stores.usage import Usage, usage_of
-from kvlinker.stores.wrapped import WrappedStore
+from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["QuotaStore"]
 
@@ -174,8 +174,7 @@ class QuotaStore(WrappedStore):
 
     def stats(self) -> StoreStats:
         """See Store; `over_quota` counts objects that were refused."""
-        stats = self._inner.stats()
-        return replace(stats, counters={**stats.counters, **self._counts.snapshot()})
+        return counting(self._inner.stats(), self._counts.snapshot())
 
 
 def _by_key(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
@@ -22,7 +22,7 @@ from kvlinker.stores.retried_reads import RetryingReadSession
 from kvlinker.stores.retries import Retries
 from kvlinker.stores.retry_budget import RetryBudget
 from kvlinker.stores.tier import EventCounts
-from kvlinker.stores.wrapped import WrappedStore
+from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["RetryBounds", "RetryingStore"]
 
@@ -120,8 +120,7 @@ class RetryingStore(WrappedStore):
 
     def stats(self) -> StoreStats:
         """See Store; counts `retried`, `recovered` calls, and retries that were `retry_refused` by the budget."""
-        stats = self._inner.stats()
-        return replace(stats, counters={**stats.counters, **self._counts.snapshot()})
+        return counting(self._inner.stats(), self._counts.snapshot())
 
     def close(self) -> None:
         """See Store; whoever waits to ask again is told why."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from kvlinker.device import DeviceAccess
 from kvlinker.spans import MemoryRegion
@@ -18,7 +19,15 @@ from kvlinker.store import (
     WriteStatus,
 )
 
-__all__ = ["WrappedStore"]
+__all__ = ["WrappedStore", "counting"]
+
+
+def counting(stats: StoreStats, counts: Mapping[str, int]) -> StoreStats:
+    """Return a store's figures with counts of a wrapper's own; of one policy in another one of its kind, the sums."""
+    counters = dict(stats.counters)
+    for event, count in counts.items():
+        counters[event] = counters.get(event, 0) + count
+    return replace(stats, counters=counters)
 
 
 class WrappedStore(Store):
