@@ -21,7 +21,7 @@ from kvlinker.framed_reads import FramedReadSession
 from kvlinker.framed_writes import FramedBatch, KeptFramesWrite
 from kvlinker.frames import Checksum
 from kvlinker.host_blocks import HostBlocks
-from kvlinker.named_values import Beginning, Fetched, NamedValues, digits_of_namespace
+from kvlinker.named_values import Beginning, Fetched, NamedValues, Range, digits_of_namespace
 from kvlinker.store import (
     ObjectKey,
     ReadRequest,
@@ -264,9 +264,9 @@ class _Values(NamedValues):
         return self._store.ask(lambda: self._store.first(key, size))
 
     def fetch(
-        self, keys: Sequence[ObjectKey], ranges: Sequence[tuple[int, int]]
+        self, keys: Sequence[ObjectKey], ranges: Sequence[Range], *, expected: Sequence[Range] = ()
     ) -> Generator[Fetched]:
-        for at, (start, size) in enumerate(ranges):
+        for at, (start, size) in enumerate([*ranges, *expected]):
             for number, key in enumerate(keys):
                 found = self._get(key, start, size)
                 view = None if found is None else memoryview(found)
