@@ -31,6 +31,7 @@ SCRIPTS = (
     "bench_local",
     "bench_mooncake",
     "bench_redis",
+    "bench_nixl",
     "bench_s3",
     "bench_tiers",
     "bench_startup",

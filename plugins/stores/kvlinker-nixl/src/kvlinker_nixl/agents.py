@@ -66,6 +66,11 @@ class Agent:
             msg = f"NIXL's backend {backend} cannot be opened: {_code(error)}; {advice}"
             raise StoreError(msg) from None
 
+    @property
+    def client(self) -> ClientAgent:
+        """NIXL's own agent."""
+        return self._agent
+
     def register(
         self, regions: Sequence[tuple[int, int, int, str]], memory: Memory
     ) -> Registration:

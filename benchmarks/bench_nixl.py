@@ -1,0 +1,224 @@
+"""Compare the NIXL store with NIXL itself on the same bytes, and with a copy in memory.
+
+Objects lie in a file, and in the memory of another process; pages go through host memory of the store, or straight
+from and to the pools. NIXL itself moves each object as one range of a block, and asks for its end without a pause.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from measuring import Row, Scale, missing_peer, run_script
+from numpy.typing import NDArray
+from pages import MIB, object_keys
+from remote_stores import SHAPES, Contest, RawClient, Shape, measure_lookup, measure_shape
+
+from kvlinker_nixl import Backend, NixlStoreOptions, open_nixl_store
+from kvlinker_nixl.agents import Agent, Descriptors
+from kvlinker_nixl.library import ClientAgent, load_client
+from kvlinker_nixl.messages import keys_as_text, number_of, numbers_of
+from kvlinker_nixl.moving import descriptors
+from kvlinker_nixl.peer_depot import Channel
+
+TOPIC = "NIXL store"
+CAPACITY = 1 << 30
+NEAR = {"UCX_TLS": "self,sm,tcp", "UCX_NET_DEVICES": "lo", "UCX_LOG_LEVEL": "fatal"}
+
+
+class Client(RawClient):
+    """NIXL itself: one transfer for each call."""
+
+    def __init__(self, shape: Shape, block: NDArray[np.uint8]) -> None:
+        """Take the bytes of all objects: uint8 [objects, bytes]."""
+        self.shape = shape
+        self.block = block
+        self.offsets = np.arange(len(block), dtype=np.int64) * shape.object_bytes
+
+    @abstractmethod
+    def move(self, operation: str, local: Descriptors, starts: NDArray[np.int64]) -> None:
+        """Move ranges of the block from or to their places."""
+
+    def put(self, part: slice) -> None:
+        """Write some objects."""
+        self._move("WRITE", part, 0, self.shape.object_bytes)
+
+    def get(self, part: slice) -> None:
+        """Read some objects whole."""
+        self._move("READ", part, 0, self.shape.object_bytes)
+
+    def get_ranges(self, part: slice) -> None:
+        """Read some objects layer by layer."""
+        start = 0
+        for length in self.shape.ranges:
+            self._move("READ", part, start, length)
+            start += length
+
+    def _move(self, operation: str, part: slice, start: int, size: int) -> None:
+        rows = self.block[part]
+        addresses = rows.ctypes.data + start + np.arange(len(rows)) * rows.strides[0]
+        self.move(operation, descriptors(addresses, size, 0), self.offsets[part] + start)
+
+
+def transfer(agent: ClientAgent, operation: str, sides: Sequence[object], peer: str) -> None:
+    """Move ranges, and ask for the end without a pause."""
+    handle = agent.initialize_xfer(operation, *sides, peer)
+    state = agent.transfer(handle)
+    while state == "PROC":
+        state = agent.check_xfer_state(handle)
+    agent.release_xfer_handle(handle)
+    if state != "DONE":
+        message = f"a transfer ended as {state}"
+        raise RuntimeError(message)
+
+
+class FileClient(Client):
+    """A file beside the store's."""
+
+    def __init__(self, shape: Shape, block: NDArray[np.uint8], path: Path) -> None:
+        """Make the file, as long as it will be."""
+        super().__init__(shape, block)
+        self._path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.posix_fallocate(self._fd, 0, max(1, block.nbytes))
+        self._agent = load_client().make_agent("file")
+        self._agent.create_backend("POSIX", {"use_aio": "true"})
+        self._agent.register_memory([(block.ctypes.data, max(1, block.nbytes), 0, "")], "DRAM")
+        self._agent.register_memory([(0, 1 << 60, self._fd, "")], "FILE")
+
+    def move(self, operation: str, local: Descriptors, starts: NDArray[np.int64]) -> None:
+        """See Client."""
+        agent = self._agent
+        remote = descriptors(starts, local[:, 1].astype(np.int64), self._fd)
+        sides = agent.get_xfer_descs(local, "DRAM"), agent.get_xfer_descs(remote, "FILE")
+        transfer(agent, operation, sides, "file")
+
+    def forget(self) -> None:
+        """See RawClient."""
+        os.close(self._fd)
+        self._path.unlink()
+
+    def look_up(self, names: Sequence[str]) -> None:
+        """Ask for files by name, which is what NIXL can be asked for."""
+        if any((self._path.parent / name).exists() for name in names):
+            message = "files were found that nobody wrote"
+            raise RuntimeError(message)
+
+
+class PeerClient(Client):
+    """Places in the same server, reserved and not given to the store."""
+
+    def __init__(self, shape: Shape, block: NDArray[np.uint8], address: tuple[str, int]) -> None:
+        """Reserve them."""
+        super().__init__(shape, block)
+        self._agent = Agent(load_client(), "UCX", {}, advice="see UCX_TLS")
+        self._raw = self._agent.client
+        self._raw.register_memory([(block.ctypes.data, max(1, block.nbytes), 0, "")], "DRAM")
+        self._channel = Channel(address, self._agent, answer_seconds=10, pause_seconds=1)
+        keys = keys_as_text(object_keys(len(block), salt=10**5))
+        answer = self._channel.ask("reserve", keys=keys, bytes=shape.object_bytes)
+        self._number = number_of(answer, "number")
+        self.offsets = np.array(numbers_of(answer, "offsets", len(block)), dtype=np.int64)
+
+    def move(self, operation: str, local: Descriptors, starts: NDArray[np.int64]) -> None:
+        """See Client."""
+        target = self._channel.target
+        remote = descriptors(starts + target.base, local[:, 1].astype(np.int64), 0)
+        agent = self._raw
+        sides = agent.get_xfer_descs(local, "DRAM"), agent.get_xfer_descs(remote, "DRAM")
+        transfer(agent, operation, sides, target.peer)
+
+    def forget(self) -> None:
+        """See RawClient."""
+        self._channel.ask("discard", number=self._number)
+        self._channel.close()
+
+    def look_up(self, names: Sequence[str]) -> None:
+        """Ask the server, which is ours, since NIXL knows no names."""
+        self._channel.ask("exists", keys="".join(names))
+
+
+@contextmanager
+def peer_server() -> Iterator[int]:
+    """Run a peer server on a free port for the length of a block; give the port."""
+    command = [sys.executable, "-m", "kvlinker_nixl", "serve", "--port", "0"]
+    server = subprocess.Popen(
+        [*command, "--capacity", str(CAPACITY)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **NEAR},
+    )
+    try:
+        line = server.stdout.readline() if server.stdout is not None else ""
+        yield int(line.rpartition(":")[2])
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+def measure_place(contest: Contest, scale: Scale) -> Iterator[Row]:
+    """Yield the rows of one place; of one shape where no figures are wanted."""
+    for shape in SHAPES if scale.choose(1, 0) else SHAPES[1:2]:
+        yield from measure_shape(contest, shape, scale)
+    yield from measure_lookup(contest, scale)
+
+
+def in_a_file(folder: Path, *, staged: bool) -> Contest:
+    """Return what is compared in a file."""
+    numbers = itertools.count()
+
+    def options() -> NixlStoreOptions:
+        return NixlStoreOptions(
+            backend=Backend.POSIX,
+            path=folder / f"store {next(numbers)}",
+            capacity=CAPACITY,
+            staged=staged,
+        )
+
+    return Contest(
+        topic=TOPIC,
+        client="NIXL",
+        make_client=lambda shape, block: FileClient(shape, block, folder / f"raw {next(numbers)}"),
+        open_store=lambda: open_nixl_store(options()),
+        moved=64 * MIB,
+        where="in a file, staged, " if staged else "in a file, straight, ",
+    )
+
+
+def in_a_peer(port: int, *, staged: bool) -> Contest:
+    """Return what is compared in the memory of a peer."""
+    options = NixlStoreOptions(backend=Backend.UCX, server=f"127.0.0.1:{port}", staged=staged)
+    return Contest(
+        topic=TOPIC,
+        client="NIXL",
+        make_client=lambda shape, block: PeerClient(shape, block, options.address),
+        open_store=lambda: open_nixl_store(options),
+        moved=64 * MIB,
+        where="in a peer, staged, " if staged else "in a peer, straight, ",
+    )
+
+
+def measure(scale: Scale) -> Iterator[Row]:
+    """Yield the rows."""
+    if importlib.util.find_spec("nixl_cu12") is None and importlib.util.find_spec("nixl") is None:
+        yield missing_peer(TOPIC, "everything", "NIXL", "Error: NIXL is not installed")
+        return
+    os.environ.update(NEAR)
+    for staged in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            yield from measure_place(in_a_file(Path(folder), staged=staged), scale)
+        with peer_server() as port:
+            yield from measure_place(in_a_peer(port, staged=staged), scale)
+
+
+if __name__ == "__main__":
+    run_script(__doc__, measure)
