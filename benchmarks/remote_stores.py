@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pages import MIB, PagePool, object_keys
 
 from kvlinker.device import HostAccess
-from kvlinker.plans import TransferPlan
+from kvlinker.plans import PreparedPages, TransferPlan
 from kvlinker.spans import unique_regions
 from kvlinker.store import ReadRequest, ReadStatus, Store, WriteBatch, WriteStatus
 
@@ -111,8 +111,11 @@ class Ours:
             store.register(unique_regions(self._pool.entry.spans))
         self.offload(slice(None), salt=0)
 
-    def _plan(self, part: slice, layer: int | None = None) -> TransferPlan:
-        locations = self._pool.entry.prepare_locations(self._pool.chosen[part])
+    def _locations(self, part: slice) -> PreparedPages:
+        """Return where some pages are: once for a call, as a linker does."""
+        return self._pool.entry.prepare_locations(self._pool.chosen[part])
+
+    def _plan(self, locations: PreparedPages, layer: int | None = None) -> TransferPlan:
         if layer is None:
             return self._pool.entry.page_plan(locations)
         plan = self._pool.entry.layer_plan(locations, layer)
@@ -135,7 +138,9 @@ class Ours:
     def offload(self, part: slice, *, salt: int) -> None:
         """Write some pages."""
         keys = object_keys(self._pages, salt=salt)[part]
-        batch = WriteBatch(keys=keys, plan=self._plan(part), fingerprint=FINGERPRINT)
+        batch = WriteBatch(
+            keys=keys, plan=self._plan(self._locations(part)), fingerprint=FINGERPRINT
+        )
         (statuses,) = self.store.write([batch], HostAccess(), may_publish=lambda: True)
         if set(statuses) != {WriteStatus.WRITTEN}:
             message = f"not everything was written: {set(statuses)}"
@@ -148,10 +153,11 @@ class Ours:
             object_bytes=self._shape.object_bytes,
             fingerprint=FINGERPRINT,
         )
+        locations = self._locations(part)
         layers: Sequence[int | None] = range(len(self._shape.ranges)) if by_layer else [None]
         with self.store.open_read(request) as session:
             for layer in layers:
-                if set(session.read(self._plan(part, layer), HostAccess())) != {ReadStatus.OK}:
+                if set(session.read(self._plan(locations, layer), HostAccess())) != {ReadStatus.OK}:
                     message = "not everything was read"
                     raise RuntimeError(message)
 

@@ -125,14 +125,14 @@ class SocketReading(Reading):
         room = _AHEAD_BYTES - sum(question.room for question in self._asked)
         if self._asked and room < _AHEAD_BYTES // 2:
             return
-        commands: list[Command] = []
+        texts: list[bytes] = []
         while self._unasked and (not self._asked or room >= self._unasked[0].room):
             question = self._unasked.popleft()
             self._asked.append(question)
-            commands += question.commands
+            texts.append(question.text)
             room -= question.room
-        if commands and self._connection is not None:
-            self._connection.send_packed_command(packed(commands))
+        if texts and self._connection is not None:
+            self._connection.send_packed_command(texts)
 
     def _let_go(self, *, is_clean: bool) -> None:
         connection, self._connection = self._connection, None

@@ -21,6 +21,8 @@ class Question:
     commands: Sequence[Command]
     reply_bytes: int
     """Of each reply at most."""
+    text: bytes
+    """The commands as they go over the wire."""
 
     @property
     def room(self) -> int:

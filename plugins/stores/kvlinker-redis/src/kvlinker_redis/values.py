@@ -13,7 +13,7 @@ from kvlinker_redis.names import Names
 from kvlinker_redis.options import RedisStoreOptions
 from kvlinker_redis.readings import MAX_COMMANDS, Question
 from kvlinker_redis.replies import expect_number, expect_view, is_other_type
-from kvlinker_redis.wire import Command, Reply
+from kvlinker_redis.wire import Command, Reply, command_text, packed, text_of
 
 __all__ = ["RedisValues"]
 
@@ -51,20 +51,20 @@ class RedisValues(NamedValues):
         step = 2 if self._ttl is None else 3
         each = max(1, min(MAX_COMMANDS // step, self._together_bytes // size))
         parts = list(parts_of(len(names), each))
-        questions = [
-            Question(commands=self._looks(names[part], size), reply_bytes=size) for part in parts
-        ]
+        questions = [self._look(names[part], size) for part in parts]
         for part, replies in zip(parts, self._lane.ask(questions, self._blocks), strict=True):
             pairs = zip(replies[::step], replies[1::step], strict=True)
             yield list(enumerate(starmap(_beginning, pairs), start=part.start))
 
-    def _looks(self, names: Sequence[str], size: int) -> Sequence[Command]:
+    def _look(self, names: Sequence[str], size: int) -> Question:
+        """Return what asks for beginnings and lengths, and lets values live on."""
         commands: list[Command] = []
         for name in names:
             commands += [("GETRANGE", name, 0, size - 1), ("STRLEN", name)]
             if self._ttl is not None:
                 commands.append(("EXPIRE", name, self._ttl))
-        return commands
+        text = b"".join(packed(commands))
+        return Question(commands=commands, reply_bytes=size, text=text)
 
     def fetch(
         self, keys: Sequence[ObjectKey], ranges: Sequence[Range], *, expected: Sequence[Range] = ()
@@ -73,17 +73,23 @@ class RedisValues(NamedValues):
         names = self._names.of_objects(keys)
         parts: list[tuple[int, slice]] = []
         questions: list[Question] = []
+        # Most of what goes over the wire is the same for many: names for all ranges, ranges for all names.
+        begun = [command_text("GETRANGE", 3) + text_of(name) for name in names]
         for number, (start, size) in enumerate([*ranges, *expected]):
+            last = start + size - 1
+            end = text_of(start, last)
             for part in parts_of(
                 len(names), max(1, min(MAX_COMMANDS, self._together_bytes // size))
             ):
                 parts.append((number, part))
-                last = start + size - 1
                 commands = [("GETRANGE", name, start, last) for name in names[part]]
-                questions.append(Question(commands=commands, reply_bytes=size))
+                text = end.join([*begun[part], b""])
+                questions.append(Question(commands=commands, reply_bytes=size, text=text))
         replies = self._lane.ask(questions, self._blocks)
         for (number, part), some in zip(parts, replies, strict=True):
-            views = [_view(reply) for reply in some]
+            views = [
+                reply if reply and isinstance(reply, memoryview) else _view(reply) for reply in some
+            ]
             yield Fetched(range=number, numbers=range(part.start, part.stop), views=views)
 
     def remove(self, keys: Sequence[ObjectKey]) -> None:

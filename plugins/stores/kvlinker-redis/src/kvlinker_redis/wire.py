@@ -12,7 +12,16 @@ from typing import NoReturn, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Command", "Reply", "ReplyStream", "packed", "room_for", "views_of"]
+__all__ = [
+    "Command",
+    "Reply",
+    "ReplyStream",
+    "command_text",
+    "packed",
+    "room_for",
+    "text_of",
+    "views_of",
+]
 
 Command: TypeAlias = tuple[str | bytes | memoryview | int, ...]
 """A command's name and arguments."""
@@ -57,6 +66,17 @@ def packed(commands: Sequence[Command]) -> list[bytes | memoryview]:
                 raw = argument if isinstance(argument, bytes) else str(argument).encode()
                 texts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
     return [*pieces, b"".join(texts)]
+
+
+def text_of(*arguments: str | int) -> bytes:
+    """Return arguments as they go over the wire, without what begins a command."""
+    raw = [str(argument).encode() for argument in arguments]
+    return b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in raw)
+
+
+def command_text(name: str, arguments: int) -> bytes:
+    """Return what begins a command of so many arguments."""
+    return b"*%d\r\n" % (arguments + 1) + text_of(name)
 
 
 def room_for(count: int, size: int) -> int:
