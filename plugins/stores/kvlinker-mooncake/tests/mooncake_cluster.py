@@ -30,6 +30,11 @@ _CLIENT_TTL_SECONDS = 2
 _DISCARD_SECONDS = 1
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.02
+_QUICK_DISK = {
+    "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
+    "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": "4",
+    "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES": str(64 << 20),
+}
 _SEGMENT = """
 import json, sys
 from mooncake.store import MooncakeDistributedStore
@@ -90,8 +95,17 @@ class PlainClient(Protocol):
 class MooncakeCluster:
     """A master and one segment."""
 
-    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Start both, and wait until they answer."""
+    def __init__(
+        self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES, on_disk: bool = False
+    ) -> None:
+        """Start both, and wait until they answer.
+
+        Args:
+            folder: for what they write.
+            segment_bytes: of the segment.
+            on_disk: whether objects are written to disk too, and stay there when memory is full.
+        """
+        self._disk = folder / "disk" if on_disk else None
         self.port, self.metrics_port = _free_port(), _free_port()
         self._log = folder / f"mooncake-{self.port}.log"
         self._segment_bytes = segment_bytes
@@ -155,6 +169,7 @@ class MooncakeCluster:
             "client_ttl": _CLIENT_TTL_SECONDS,
             "put_start_discard_timeout_sec": _DISCARD_SECONDS,
             "rpc_thread_num": 2,
+            "enable_offload": str(self._disk is not None).lower(),
         }
         command = [_binary(), "--logtostderr", *(f"--{k}={v}" for k, v in settings.items())]
         with self._log.open("ab") as log:
@@ -177,14 +192,18 @@ class MooncakeCluster:
 
     def start_segment(self) -> None:
         """Let one more process give memory."""
-        arguments = json.dumps([*self._place(self._segment_bytes), f"127.0.0.1:{self.port}"])
+        place = [*self._place(self._segment_bytes), f"127.0.0.1:{self.port}"]
+        if self._disk is not None:
+            self._disk.mkdir(exist_ok=True)
+            place += [None, True, str(self._disk)]
+        arguments = json.dumps(place)
         with self._log.open("ab") as log:
             segment = subprocess.Popen(
                 [sys.executable, "-c", _SEGMENT, arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ},
+                env={**os.environ, **_QUICK_DISK},
             )
         assert segment.stdout is not None
         said = _lines_before_ready(segment.stdout)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
-from mooncake_cluster import MooncakeCluster, OpenStore
+from mooncake_cluster import LEASE_SECONDS, MooncakeCluster, OpenStore
 from wide_pages import WidePages
 
 from kvlinker.device import HostAccess
@@ -18,6 +21,7 @@ from kvlinker.errors import StoreError, StoreTimeoutError
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing.shelves import Shelf, allow, object_keys
 from kvlinker_mooncake import MooncakeStore, MooncakeStoreOptions
+from kvlinker_mooncake.client import Client
 from kvlinker_mooncake.names import Names
 
 OK, MISS, FAILED = ReadStatus.OK, ReadStatus.MISS, ReadStatus.FAILED
@@ -175,3 +179,42 @@ def test_t3_b78_a_full_cluster_evicts_or_says_so_and_what_is_found_is_right(
         found += answers
 
     assert set(found) == {OK, MISS}
+
+
+@pytest.mark.usefixtures("inside")
+def test_b88_objects_that_are_on_disk_alone_are_read_whole_and_by_layer(
+    prefix: str, tmp_path: Path
+) -> None:
+    cluster = MooncakeCluster(tmp_path, segment_bytes=32 << 20, on_disk=True)
+    wide, keys = WidePages(ranges=16, pages=8, row_bytes=64 << 10), object_keys(8)
+    config = {**cluster.options, "prefix": prefix, "reads": "ranged", "buffer_bytes": 16 << 20}
+    options = MooncakeStoreOptions.of_config(config)
+    client = Client(options)
+    with ExitStack() as stack:
+        stack.callback(cluster.close)
+        store = MooncakeStore(options, client=client)
+        stack.callback(store.close)
+        store.register([wide.region])
+        names = Names(prefix).of_objects(keys)
+        store.write([wide.batch(keys)], HostAccess(), may_publish=allow)
+        filling = itertools.count()
+
+        def is_on_disk_alone() -> bool:
+            """Write others until memory has no room for the first ones."""
+            time.sleep(2 * LEASE_SECONDS)  # since a look keeps them
+            for _ in range(6):
+                others = object_keys(8, chain=f"filling {next(filling)}")
+                store.write([wide.batch(others)], HostAccess(), may_publish=allow)
+            found = client.look(names)
+            return all(one is not None and not one.in_memory for one in found)
+
+        time.sleep(2)  # until the segment has written them
+        until(is_on_disk_alone)
+        with store.open_read(wide.request(keys)) as session:
+            assert session.read(wide.target, HostAccess()) == (OK,) * 8
+            assert wide.has_landed
+            wide.forget()
+            for layer in range(16):
+                assert session.read(wide.layer(layer), HostAccess()) == (OK,) * 8
+            assert wide.has_landed
+        assert store.stats().counters["read_whole"] == 8

@@ -68,6 +68,13 @@ class WidePages:
         """The plan of the second half."""
         return self.plan(range(self.pages, 2 * self.pages))
 
+    def layer(self, number: int) -> TransferPlan:
+        """Return the plan of one layer of the second half."""
+        pages = self.entry.prepare_locations(range(self.pages, 2 * self.pages))
+        plan = self.entry.layer_plan(pages, number)
+        assert plan is not None
+        return plan
+
     def forget(self) -> None:
         """Clear what was read."""
         self.array[:, self.pages :] = 0

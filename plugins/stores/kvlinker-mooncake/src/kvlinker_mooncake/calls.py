@@ -49,13 +49,18 @@ class Calls:
 
     # ---- what is under way ------------------------------------------------------------------------
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process was forked from the one that the client belongs to."""
+        return self._process != os.getpid()
+
     def check_open(self) -> None:
         """Do nothing while calls can be made.
 
         Raises:
             StoreClosedError: the store was closed, or belongs to the process that this one was forked from.
         """
-        if self._is_closed or self._process != os.getpid():
+        if self._is_closed or self.is_foreign:
             why = "the store was closed" if self._is_closed else "a forked process has no client"
             msg = f"{self}: {why}; open it again"
             raise StoreClosedError(msg)
@@ -91,8 +96,10 @@ class Calls:
         Raises:
             StoreTimeoutError: the master did not answer lately, or too many calls hang.
         """
-        self._hanging = [task for task in self._hanging if not task.has_ended]
-        if not self._breaker.allow() or len(self._hanging) >= _MAX_HANGING:
+        with self._changed:
+            self._hanging = [task for task in self._hanging if not task.has_ended]
+            is_choked = len(self._hanging) >= _MAX_HANGING
+        if is_choked or not self._breaker.allow():
             msg = f"{self}: the master did not answer lately and is not asked again yet"
             raise StoreTimeoutError(msg)
         return self._breaker.timeouts
@@ -138,7 +145,8 @@ class Calls:
             raise StoreTimeoutError(msg)
         if not task.wait(seconds) and asked.is_left_behind():
             lane.abandon(task)
-            self._hanging.append(task)
+            with self._changed:
+                self._hanging.append(task)
             raise self.give_up(what, f"no answer within {seconds} s")
         self._give_lane(lane)
         answer = asked.answer()

@@ -21,8 +21,8 @@ __all__ = ["Client", "Found"]
 _ASKED = 4096
 """Names in one question."""
 _COMPLETE = "COMPLETE"
-_DRAIN_SECONDS = 120.0
-"""Longer than any call of the client lasts."""
+_DRAIN_SECONDS = 15.0
+"""How long a client is kept for calls that hang; then it stays as it is until the process ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +341,8 @@ class Client:
 
         The client's own farewell takes about a second; it goes on behind, and a process that ends waits for it.
         """
+        if self.calls.is_foreign:
+            return
         self.calls.close()
         with self._lock:
             if self._has_closed:

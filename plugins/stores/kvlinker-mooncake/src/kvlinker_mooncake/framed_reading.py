@@ -67,7 +67,7 @@ class FramedReadSession(MooncakeReadSession):
     ) -> None:
         with self._state.blocks.block(len(positions) * size) as block:
             rows = block[: len(positions) * size].reshape(len(positions), size)
-            part = CallPart()
+            part = CallPart(owner=block)
             for row, at in enumerate(positions):
                 part.add(at, self._names[at], ([rows.ctypes.data + row * size], [size], [0]))
             codes = self._state.client.get_whole(part, into_pools=False)

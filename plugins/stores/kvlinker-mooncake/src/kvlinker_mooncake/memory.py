@@ -6,10 +6,12 @@ import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlinker.description import IndexArray
 from kvlinker.errors import ContractError, StoreClosedError, StoreError, StoreTimeoutError
 from kvlinker.plans import TransferPlan
 from kvlinker.registration import RegisteredMemory
@@ -21,11 +23,29 @@ __all__ = ["Blocks", "PoolMemory"]
 _KEPT = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Index:
+    """Where regions begin and end, in order."""
+
+    bases: IndexArray
+    ends: IndexArray
+    """One at least, so that there is something to look at."""
+
+    @classmethod
+    def of(cls, regions: Sequence[MemoryRegion]) -> _Index:
+        ordered = sorted((one.base_ptr, one.end_ptr) for one in regions)
+        return cls(
+            bases=np.array([base for base, _ in ordered], dtype=np.int64),
+            ends=np.array([end for _, end in ordered] or [0], dtype=np.int64),
+        )
+
+
 class PoolMemory:
     """The pools' regions, all registered or none."""
 
     def __init__(self, client: Client) -> None:
         self._lock = threading.Lock()
+        self._index = _Index.of([])
         self._registered = RegisteredMemory(
             lambda region: client.register(region.base_ptr, region.size_bytes),
             lambda region: client.unregister(region.base_ptr),
@@ -39,11 +59,13 @@ class PoolMemory:
         """
         with self._lock:
             self._registered.register(regions)
+            self._index = _Index.of(self._registered.regions)
 
     def unregister(self) -> None:
         """See Store."""
         with self._lock:
             self._registered.unregister()
+            self._index = _Index.of(self._registered.regions)
 
     def check(self, plan: TransferPlan) -> None:
         """Do nothing for a plan whose memory is registered.
@@ -53,16 +75,16 @@ class PoolMemory:
         Raises:
             ContractError: it is not.
         """
-        regions = self._registered.regions
         spans = plan.spans
         ends = spans.base + (spans.span_rows - 1) * spans.stride + spans.row_bytes
-        is_inside = np.zeros(len(ends), dtype=np.bool_)
-        for region in regions:
-            is_inside |= (spans.base >= region.base_ptr) & (ends <= region.end_ptr)
+        # The region that begins last before a span: regions do not overlap.
+        index = self._index
+        at = np.searchsorted(index.bases, spans.base, side="right") - 1
+        is_inside = ends <= np.where(at < 0, 0, index.ends[at])
         if not is_inside.all():
             label = spans.labels[int(np.argmin(is_inside))]
             msg = (
-                f"pool {plan.pool!r}: the memory of {label!r} is in none of {len(regions)} registered "
+                f"pool {plan.pool!r}: the memory of {label!r} is in none of {len(index.bases)} registered "
                 f"regions; register the group's regions with the store first"
             )
             raise ContractError(msg)

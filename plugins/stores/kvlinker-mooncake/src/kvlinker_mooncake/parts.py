@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlinker.plans import TransferPlan
 
-__all__ = ["MAX_BUFFERS", "CallPart", "parts_of"]
+__all__ = ["MAX_BUFFERS", "CallPart", "buffers_of", "parts_of"]
 
 MAX_BUFFERS = 960
 """The TCP transport queues 1024 transfers for a peer, and fails what is more, sometimes after a minute."""
@@ -26,6 +26,8 @@ class CallPart:
     sizes: list[list[int]] = field(default_factory=list)
     offsets: list[list[int]] = field(default_factory=list)
     """Of the bytes in the object."""
+    owner: object = None
+    """What keeps host memory alive that a call may still write into when nobody waits for it any more."""
 
     @property
     def expected(self) -> list[int]:
@@ -43,6 +45,12 @@ class CallPart:
         self.names.append(name)
         for column, values in zip((self.pointers, self.sizes, self.offsets), ranges, strict=True):
             column.append(values)
+
+
+def buffers_of(plan: TransferPlan) -> int:
+    """Return how many buffers an object of a plan is at most."""
+    runs = np.bincount(plan.pages.page).max(initial=0)
+    return int(runs) * len(plan.spans.base)
 
 
 def parts_of(

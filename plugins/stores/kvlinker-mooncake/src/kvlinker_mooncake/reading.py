@@ -24,7 +24,7 @@ from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan, MemoryRegion
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 from kvlinker_mooncake.codes import ABSENT, WHOLE_ONLY, Code
-from kvlinker_mooncake.parts import MAX_BUFFERS, CallPart, parts_of
+from kvlinker_mooncake.parts import MAX_BUFFERS, CallPart, buffers_of, parts_of
 from kvlinker_mooncake.state import StoreState
 
 __all__ = ["DirectReadSession", "MooncakeReadSession", "host_objects"]
@@ -109,7 +109,7 @@ class DirectReadSession(MooncakeReadSession):
                 self._look(self._good)
                 self._has_looked = True
         until = time.monotonic() + self._state.options.transfer_seconds
-        if _is_whole(plan) and len(plan.spans.base) <= MAX_BUFFERS:
+        if _is_whole(plan) and buffers_of(plan) <= MAX_BUFFERS:
             self._read_whole(plan, until)
         else:
             self._read_parts(plan, memory, until)
@@ -221,7 +221,7 @@ class DirectReadSession(MooncakeReadSession):
     def _fetch(self, position: int) -> NDArray[np.uint8] | None:
         size = self._request.object_bytes
         with self._state.blocks.block(size) as block:
-            part = CallPart()
+            part = CallPart(owner=block)
             part.add(position, self._names[position], ([block.ctypes.data], [size], [0]))
             (code,) = self._state.client.get_whole(part, into_pools=False)
             if code != size:

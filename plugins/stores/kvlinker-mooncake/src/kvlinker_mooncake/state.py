@@ -75,6 +75,7 @@ class StoreState:
 
     def close(self) -> None:
         """Let go of all memory, and leave the cluster. Idempotent."""
-        self.pools.unregister()
-        self.blocks.close()
-        self.client.close()
+        if not self.client.calls.is_foreign:
+            self.pools.unregister()
+            self.blocks.close()
+            self.client.close()

@@ -255,7 +255,7 @@ class _Writer:
         each = min(MAX_BUFFERS, max(1, limit // size))
         begun = list(work.begun)
         for start in range(0, len(begun), each):
-            part = CallPart()
+            part = CallPart(owner=work.rows)
             for at in begun[start : start + each]:
                 part.add(at, work.names[at], ([rows[at]], [size], [0]))
             yield part
