@@ -276,7 +276,8 @@ def unpacked(stream: NDArray[np.uint8]) -> bool:
     table = table_of(stream)
     assert table is not None
     ranges = np.array([0]), np.array([40 << 10])
-    return Unpacker().unpack(table, stream, ranges, np.zeros(40 << 10, dtype=np.uint8))
+    target = np.zeros(40 << 10, dtype=np.uint8)
+    return Unpacker().unpack(table, stream, table.blocks_of(*ranges), ranges, target)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +317,7 @@ def test_a_plane_that_unpacks_to_more_than_it_should_is_refused(
     bomb = ZstdCompressor(write_content_size=is_told).compress(bytes(16 << 20))
     table = table_of(stream)
     assert table is not None
-    begin = table.table_bytes + int(table.sizes[0, 0])
+    begin = int(table.starts[0]) + int(table.sizes[0, 0])
     stream[begin : begin + len(bomb)] = np.frombuffer(bomb, dtype=np.uint8)
     stream[24:28] = np.frombuffer(struct.pack("<I", len(bomb)), dtype=np.uint8)
 
@@ -332,7 +333,7 @@ def test_a_plane_that_unpacks_to_more_than_it_should_is_refused(
 def test_a_plane_that_is_no_frame_is_refused(stream: NDArray[np.uint8]) -> None:
     table = table_of(stream)
     assert table is not None
-    begin = table.table_bytes + int(table.sizes[0, 0])
+    begin = int(table.starts[0]) + int(table.sizes[0, 0])
     stream[begin : begin + 4] ^= 0xFF
 
     assert not unpacked(stream)
@@ -349,7 +350,7 @@ def test_t1_a_stream_that_cannot_be_unpacked_is_corrupt_dropped_and_counted() ->
         np.frombuffer(bytes(damaged), dtype=np.uint8), object_bytes=PAGE, stream_bytes=len(damaged)
     )
     assert table is not None
-    at = table.table_bytes + int(table.sizes[0, 0])  # the frame of the first high bytes
+    at = int(table.starts[0]) + int(table.sizes[0, 0])  # the frame of the first high bytes
     damaged[at : at + 4] = b"none"
     inner.tamper(keys[1], bytes(damaged))
 
@@ -417,7 +418,7 @@ def test_every_range_of_an_object_unpacks_to_its_bytes(
 
     assert table is not None
     assert ends[-1] == len(plain)
-    assert Unpacker().unpack(table, packed, ranges, target)
+    assert Unpacker().unpack(table, packed, table.blocks_of(*ranges), ranges, target)
     begin, end = int(offset[number]), int(offset[number] + size[number])
     assert np.array_equal(target[begin:end], plain[begin:end])
     assert len(packed) <= len(plain) + RAW_EXTRA_BYTES

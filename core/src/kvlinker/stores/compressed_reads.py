@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
@@ -193,7 +193,9 @@ class _Chunk:
         self, part: _Part, plan: TransferPlan, memory: DeviceAccess, unpacker: Unpacker
     ) -> dict[int, ReadStatus]:
         """Return a status by number in the part's session, of objects whose tables are right."""
-        cells = self._cells(part, plan)
+        ranges = plan.spans.offset, plan.range_bytes
+        blocks = _blocks(part, ranges)
+        cells = self._cells(part, ranges, blocks)
         if not len(cells):
             return {}
         streams = np.empty((len(part.positions), part.stream_bytes), dtype=np.uint8)
@@ -201,10 +203,10 @@ class _Chunk:
         found = {number: given[number] for number in part.tables}
         good = [number for number, status in found.items() if status is _OK]
         rows = np.empty((len(good), plan.object_bytes), dtype=np.uint8)
-        ranges = plan.spans.offset, plan.range_bytes
         right = []
         for number, row in zip(good, rows, strict=True):
-            if unpacker.unpack(part.tables[number], streams[number], ranges, row):
+            table = part.tables[number]
+            if unpacker.unpack(table, streams[number], blocks[table.form], ranges, row):
                 right.append(number)
             else:
                 found[number] = ReadStatus.CORRUPT
@@ -216,19 +218,30 @@ class _Chunk:
             memory.copy_in(chosen, slots_of(rows, chosen=slots))
         return found
 
-    def _cells(self, part: _Part, plan: TransferPlan) -> IndexArray:
-        """Return the cells that any object of a part needs for a plan, ascending."""
+    def _cells(
+        self,
+        part: _Part,
+        ranges: tuple[IndexArray, IndexArray],
+        blocks: Mapping[bytes, IndexArray],
+    ) -> IndexArray:
+        """Return the cells that any object of a part needs, ascending."""
         offsets, _ = cells_of(part.stream_bytes)
-        if not len(plan.spans.base) or not part.tables:
+        if not len(ranges[0]) or not part.tables:
             return np.arange(0)
         if not self._streams.reads_ranges:
             return np.arange(len(offsets))
+        places = [table.places_of(blocks[table.form], ranges) for table in part.tables.values()]
+        begins, ends = (np.concatenate(column) for column in zip(*places, strict=True))
         marks = np.zeros(len(offsets) + 1, dtype=np.int64)
-        for table in part.tables.values():
-            begins, ends = table.places_of(plan.spans.offset, plan.range_bytes)
-            np.add.at(marks, np.searchsorted(offsets, begins, side="right") - 1, 1)
-            np.add.at(marks, np.searchsorted(offsets, ends, side="left"), -1)
+        np.add.at(marks, np.searchsorted(offsets, begins, side="right") - 1, 1)
+        np.add.at(marks, np.searchsorted(offsets, ends, side="left"), -1)
         return np.flatnonzero(np.cumsum(marks[:-1]) > 0)
+
+
+def _blocks(part: _Part, ranges: tuple[IndexArray, IndexArray]) -> Mapping[bytes, IndexArray]:
+    """Return the blocks that ranges lie in, by form: most objects have the same."""
+    forms = {table.form: table for table in part.tables.values()}
+    return {form: table.blocks_of(*ranges) for form, table in forms.items()}
 
 
 class CompressedReadSession(ReadSession):

@@ -13,16 +13,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.errors import UnsupportedOperationError
-
-if TYPE_CHECKING:
-    from zstandard import ZstdDecompressor
 
 __all__ = [
     "ITEM_BYTES",
@@ -37,7 +33,7 @@ __all__ = [
 
 ITEM_BYTES = (1, 2, 4, 8)
 """Bytes of an item: its bytes go to as many planes."""
-_MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 16 << 10, 64 << 10
+_MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES = 4 << 10, 64 << 10
 _MAGIC = int.from_bytes(b"kvlzstd1", "little")
 _PREFIX = np.dtype([("magic", "<u8"), ("planes", "<u4"), ("blocks", "<u4")])
 PREFIX_BYTES = _PREFIX.itemsize
@@ -89,11 +85,10 @@ class StreamTable:
     """[blocks] where each ends in the object."""
     sizes: IndexArray
     """[blocks, planes] stored bytes of each plane."""
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes in front of the blocks."""
-        return PREFIX_BYTES + len(self.ends) * (1 + self.planes) * 4
+    starts: IndexArray
+    """[blocks + 1] where each begins in the stream, and where the last one ends."""
+    form: bytes
+    """The same for objects whose blocks end at the same places."""
 
     @classmethod
     def size_of(cls, prefix: NDArray[np.uint8]) -> int | None:
@@ -122,7 +117,14 @@ class StreamTable:
         planes = int(head["planes"])
         columns = stream[PREFIX_BYTES:size].view("<u4").reshape(-1, 1 + planes).astype(np.int64)
         lengths, sizes = columns[:, 0], columns[:, 1:]
-        table = cls(object_bytes=object_bytes, planes=planes, ends=np.cumsum(lengths), sizes=sizes)
+        table = cls(
+            object_bytes=object_bytes,
+            planes=planes,
+            ends=np.cumsum(lengths),
+            sizes=sizes,
+            starts=np.cumsum([size, *sizes.sum(axis=1).tolist()]),
+            form=lengths.tobytes(),
+        )
         return table if table._is_sound(lengths, stream_bytes) else None
 
     def _is_sound(self, lengths: IndexArray, stream_bytes: int) -> bool:
@@ -135,11 +137,13 @@ class StreamTable:
             and ((lengths > 0) & (lengths <= _MAX_BLOCK_BYTES)).all()
             and self.ends[-1] == self.object_bytes
             and (self.sizes <= longest).all()
-            and self.table_bytes + self.sizes.sum() <= stream_bytes
+            and self.starts[-1] <= stream_bytes
         )
 
     def blocks_of(self, offsets: IndexArray, sizes: IndexArray) -> IndexArray:
-        """Return the blocks that ranges of the object lie in, ascending."""
+        """Return the blocks that ranges of the object lie in, ascending; none where it was kept as it is."""
+        if not self.planes:
+            return np.arange(0)
         first = np.searchsorted(self.ends, offsets, side="right")
         last = np.searchsorted(self.ends, offsets + sizes - 1, side="right")
         marks = np.zeros(len(self.ends) + 1, dtype=np.int64)
@@ -147,13 +151,19 @@ class StreamTable:
         np.add.at(marks, last + 1, -1)
         return np.flatnonzero(np.cumsum(marks[:-1]) > 0)
 
-    def places_of(self, offsets: IndexArray, sizes: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """Return where the stream has what ranges of the object need: beginnings and ends."""
+    def places_of(
+        self, blocks: IndexArray, ranges: tuple[IndexArray, IndexArray]
+    ) -> tuple[IndexArray, IndexArray]:
+        """Return where the stream has what ranges of the object need: beginnings and ends.
+
+        Args:
+            blocks: in which the ranges lie; none where the object was kept as it is.
+            ranges: offsets and sizes.
+        """
         if not self.planes:
-            return offsets + RAW_EXTRA_BYTES, offsets + sizes + RAW_EXTRA_BYTES
-        blocks = self.blocks_of(offsets, sizes)
-        ends = self.table_bytes + np.cumsum(self.sizes.sum(axis=1))
-        return (ends - self.sizes.sum(axis=1))[blocks], ends[blocks]
+            begins = ranges[0] + RAW_EXTRA_BYTES
+            return begins, begins + ranges[1]
+        return self.starts[blocks], self.starts[blocks + 1]
 
 
 class Packer:
@@ -203,14 +213,16 @@ class Unpacker:
 
     def __init__(self) -> None:
         """Make a decompressor that reserves no more than a block needs."""
-        from zstandard import ZstdDecompressor
+        from zstandard import ZstdDecompressor, ZstdError, get_frame_parameters
 
-        self._decompressor: ZstdDecompressor = ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+        self._decompressor = ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+        self._parameters_of, self._error = get_frame_parameters, ZstdError
 
     def unpack(
         self,
         table: StreamTable,
         stream: NDArray[np.uint8],
+        blocks: IndexArray,
         ranges: tuple[IndexArray, IndexArray],
         target: NDArray[np.uint8],
     ) -> bool:
@@ -219,6 +231,7 @@ class Unpacker:
         Args:
             table: of the stream.
             stream: its bytes, at least those of the blocks that are needed.
+            blocks: in which the ranges lie, ascending.
             ranges: offsets and sizes.
             target: the object's bytes; others than those of the ranges may change too.
         """
@@ -227,21 +240,16 @@ class Unpacker:
                 at = begin + RAW_EXTRA_BYTES
                 target[begin : begin + size] = stream[at : at + size]
             return True
-        blocks = table.blocks_of(*ranges)
-        begins, _ = table.places_of(*ranges)
-        return all(
-            self._block(table, block, stream[begin:], target)
-            for block, begin in zip(blocks.tolist(), begins.tolist(), strict=True)
-        )
+        return all(self._block(table, block, stream, target) for block in blocks.tolist())
 
     def _block(
-        self, table: StreamTable, block: int, stored: NDArray[np.uint8], target: NDArray[np.uint8]
+        self, table: StreamTable, block: int, stream: NDArray[np.uint8], target: NDArray[np.uint8]
     ) -> bool:
         start, end = int(table.ends[block - 1]) if block else 0, int(table.ends[block])
-        begin = 0
+        begin = int(table.starts[block])
         for i, size in enumerate(table.sizes[block].tolist()):
             place = target[start + i : end : table.planes]
-            plane = self._plane(stored[begin : begin + size], len(place))
+            plane = self._plane(stream[begin : begin + size], len(place))
             if plane is None:
                 return False
             place[:] = plane
@@ -250,15 +258,13 @@ class Unpacker:
 
     def _plane(self, stored: NDArray[np.uint8], size: int) -> NDArray[np.uint8] | None:
         """Return the bytes of a plane; None where they are not what was packed."""
-        from zstandard import ZstdError, get_frame_parameters
-
         if len(stored) == size:
             return stored
-        packed = stored.tobytes()
+        packed = stored.data
         try:
             # Before anything is reserved: the length that a frame claims may be any.
-            if get_frame_parameters(packed).content_size != size:
+            if self._parameters_of(packed).content_size != size:
                 return None
             return np.frombuffer(self._decompressor.decompress(packed), dtype=np.uint8)
-        except ZstdError:
+        except self._error:
             return None
