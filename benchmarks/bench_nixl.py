@@ -69,9 +69,10 @@ class Client(RawClient):
         self.move(operation, descriptors(addresses, size, 0), self.offsets[part] + start)
 
 
-def transfer(agent: ClientAgent, operation: str, sides: Sequence[object], peer: str) -> None:
+def transfer(agent: ClientAgent, operation: str, sides: tuple[object, object], peer: str) -> None:
     """Move ranges, and ask for the end without a pause."""
-    handle = agent.initialize_xfer(operation, *sides, peer)
+    local, remote = sides
+    handle = agent.initialize_xfer(operation, local, remote, peer)
     state = agent.transfer(handle)
     while state == "PROC":
         state = agent.check_xfer_state(handle)
