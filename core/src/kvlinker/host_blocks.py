@@ -61,7 +61,10 @@ class HostBlocks:
 
     def give_back(self, block: NDArray[np.uint8]) -> None:
         """Let a block be taken again; nobody may read or fill it any more. The longest ones are kept."""
-        if len(block) > self._largest:
+        # A forgotten generator may give back from within the garbage collector, in a thread that holds the lock.
+        if len(block) > self._largest or not self._lock.acquire(blocking=False):
             return
-        with self._lock:
+        try:
             self._spare = sorted([*self._spare, block], key=len)[-self._kept :]
+        finally:
+            self._lock.release()
