@@ -77,6 +77,12 @@ class Places:
         """Return a store on the disk."""
         return {"file": {"path": str(self.folder / name), "capacity": self.capacity}}
 
+    def through_nixl(self) -> Config:
+        """Return a file on the disk that NIXL moves bytes to and from."""
+        room = self.capacity + 256 * MIB  # an object has a small share of it
+        options = {"backend": "POSIX", "path": str(self.folder / "far"), "capacity": room}
+        return {"nixl": options}
+
     def in_directory(self) -> Config:
         """Return the object store, in a directory."""
         return {"s3": {"url": (self.folder / "objects").as_uri()}}
@@ -118,6 +124,7 @@ COMBINATIONS = (
     Combination(name="file", config=Places.on_disk),
     Combination(name="redis", config=Places.on_server, is_cold_first=False),
     Combination(name="s3 in a directory", config=Places.in_directory),
+    Combination(name="nixl, a file", config=Places.through_nixl),
     Combination(name="encrypted file", config=lambda place: _encrypted(place.on_disk())),
     Combination(
         name="memory > file",
