@@ -40,6 +40,7 @@ class TestDirectFileStore(FileKit):
     options: Mapping[str, object] = {"staged": False}
 
 
+@pytest.mark.soak
 class TestStagedFileStorePastThePageCache(FileKit):
     options: Mapping[str, object] = {"direct_io": True, "io": "uring"}
 
@@ -60,6 +61,7 @@ class PeerKit(PersistentStoreTests):
         return flip
 
 
+@pytest.mark.soak
 class TestStagedPeerStore(PeerKit):
     options: Mapping[str, object] = {"staged": True}
 
