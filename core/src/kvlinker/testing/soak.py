@@ -49,8 +49,6 @@ class Outage:
     end: Callable[[], None]
     seconds: tuple[float, float] = (0.1, 1.0)
     """Least and most time between both."""
-    damages: bool = False
-    """Objects may be damaged by it, which the store must notice."""
 
 
 class SoakTarget(Protocol):
@@ -276,7 +274,6 @@ class _Soak:
             users=self._plan.users,
             page_bytes=self._plan.page_bytes,
             numbers=self._plan.numbers,
-            finds_damage=any(outage.damages for outage in self._target.outages),
             plant=self._plan.plant.value if self._plan.plant else "",
         )
         process = WorkerProcess(

@@ -46,7 +46,6 @@ class SoakUser:
         keys: SoakKeys,
         *,
         seed: str,
-        finds_damage: bool = False,
         plant: Plant | None = None,
         report: Callable[[str], None],
         note_error: Callable[[str], None],
@@ -57,7 +56,6 @@ class SoakUser:
             name: that of no other user who runs; some of its objects have it in their keys.
             keys: of all objects.
             seed: chooses calls.
-            finds_damage: whether something may damage objects, which the store must notice.
             plant: what to do wrong.
             report: takes what was not as it must be.
             note_error: takes errors that are right while a server is away.
@@ -65,7 +63,6 @@ class SoakUser:
         self.counts: Counter[str] = Counter()
         self._name = name
         self._keys = keys
-        self._finds_damage = finds_damage
         self._plant = plant
         self._report = report
         self._note_error = note_error
@@ -203,7 +200,7 @@ class SoakUser:
     ) -> None:
         """Count what a read answered; the shelf has compared every byte."""
         self.counts.update(f"{what} {status.value}" for status in statuses)
-        if ReadStatus.CORRUPT in statuses and not self._finds_damage:
+        if ReadStatus.CORRUPT in statuses:
             self._report(f"a {what} answered {_values(statuses)}: nothing here damages objects")
         if family is Family.OWN:
             found = [status is ReadStatus.OK for status in statuses]

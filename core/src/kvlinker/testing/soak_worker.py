@@ -61,8 +61,6 @@ class WorkerSettings:
     page_bytes: tuple[int, ...]
     """Of each kind of object."""
     numbers: int
-    finds_damage: bool = False
-    """Whether something may damage objects, which the store must notice."""
     plant: str = ""
 
     def text(self) -> str:
@@ -108,7 +106,6 @@ class _Worker:
                 name,
                 keys,
                 seed=f"{settings.seed} {name}",
-                finds_damage=settings.finds_damage,
                 plant=self._plant,
                 report=_report,
                 note_error=_note_error,

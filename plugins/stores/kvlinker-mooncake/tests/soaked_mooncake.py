@@ -33,12 +33,7 @@ class SoakedMooncake:
         """Death and a freeze of the master, and death of the memory."""
         cluster = self.cluster
         return (
-            Outage(
-                name="master killed",
-                begin=cluster.kill_master,
-                end=cluster.start_master,
-                damages=True,  # it gives memory away that writers from before still write into
-            ),
+            Outage(name="master killed", begin=cluster.kill_master, end=cluster.start_master),
             Outage(
                 name="master frozen",
                 begin=cluster.stop_master,
