@@ -16,6 +16,7 @@ from kvlinker.framed_objects import (
     cut_plan,
     sort_values,
 )
+from kvlinker.frames import PREFIX_BYTES, header_bytes, read_range_count
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadStatus
 from kvlinker_mooncake.codes import Code
@@ -98,10 +99,9 @@ class FramedReadSession(MooncakeReadSession):
             object_bytes=request.object_bytes,
             fingerprint=request.fingerprint,
         )
-        header = min(rows.shape[1], max(0, rows.shape[1] - request.object_bytes))
-        beginnings = [row[:header].tobytes() for row in rows]
+        # An object of another length has a header too, which says so.
+        beginnings = [_header_of(row) for row in rows]
         look = sort_values(wanted, beginnings, [rows.shape[1]] * len(rows), checksum=checksum)
-        # Where the length leaves no room for a header, or another one's, it is an object of another length.
         self._miss([int(positions[at]) for at in [*look.absent, *look.others]])
         self._drop([int(positions[at]) for at in look.damaged])
         for part in look.parts:
@@ -145,3 +145,9 @@ class FramedReadSession(MooncakeReadSession):
             self._statuses[at] = ReadStatus.CORRUPT
         self._state.count("corrupt", len(positions))
         self._state.removals.remove([self._names[at] for at in positions])
+
+
+def _header_of(row: NDArray[np.uint8]) -> bytes:
+    """Return the bytes of the header that an object begins with."""
+    ranges = read_range_count(row[:PREFIX_BYTES].tobytes())
+    return row[: header_bytes(ranges or 0)].tobytes()
