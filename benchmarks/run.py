@@ -34,6 +34,7 @@ SCRIPTS = (
     "bench_nixl",
     "bench_s3",
     "bench_tiers",
+    "bench_codecs",
     "bench_startup",
 )
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
