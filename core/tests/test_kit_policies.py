@@ -79,7 +79,9 @@ class TestRetryingStoreAroundOneThatFails(PolicyTests):
             Rule(call=call, fault=Raise(error=StoreError("down for a moment")), every=4)
             for call in calls
         ]
-        bounds = RetryBounds(first_seconds=0.0001, share=1.0)
+        bounds = RetryBounds(
+            attempts=100, first_seconds=0.0001, lookup_seconds=60, transfer_seconds=60, share=1.0
+        )
         return RetryingStore(FaultStore(store, rules), bounds)
 
 

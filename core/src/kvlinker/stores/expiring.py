@@ -112,25 +112,30 @@ class ExpiringStore(WrappedStore):
         names = [name for period in periods for name in self._names(keys, period)]
         flags = self._inner.exists(names)
         found: list[int | None] = [None] * len(keys)
+        placed: list[ObjectKey] = list(keys)
         for i, period in reversed(list(enumerate(periods))):
+            first = i * len(keys)
             for at in range(len(keys)):
-                if flags[i * len(keys) + at]:
-                    found[at] = period
-        self._remember(keys, found)
+                if flags[first + at]:
+                    found[at], placed[at] = period, names[first + at]
+        self._remember(keys, found, placed)
         return found
 
-    def _remember(self, keys: Sequence[ObjectKey], found: Sequence[int | None]) -> None:
+    def _remember(
+        self, keys: Sequence[ObjectKey], found: Sequence[int | None], names: Sequence[ObjectKey]
+    ) -> None:
+        """Note in which period each object is, under which name; None where it is in none."""
         kept: dict[int, list[ObjectKey]] = {}
         with self._lock:
-            for key, period in zip(keys, found, strict=True):
+            for key, period, name in zip(keys, found, names, strict=True):
                 self._known.pop(key, None)
                 if period is not None:
                     self._known[key] = period
-                    kept.setdefault(period, []).append(key)
+                    kept.setdefault(period, []).append(name)
             while len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
         for period, own in kept.items():
-            self._leftovers.note(period, self._names(own, period))
+            self._leftovers.note(period, own)
 
     def _recalled(self, keys: Sequence[ObjectKey], periods: Sequence[int]) -> list[int | None]:
         """Return in which of some periods each object was found last; None where it was not."""
@@ -170,9 +175,9 @@ class ExpiringStore(WrappedStore):
             named.append(replace(batch, keys=tuple(self._named(batch.keys, own))))
             places.append(own)
         statuses = self._inner.write(named, memory, may_publish=may_publish)
-        for batch, own, answer in zip(batches, places, statuses, strict=True):
+        for batch, own, placed, answer in zip(batches, places, named, statuses, strict=True):
             stored = [p if s.is_stored else None for p, s in zip(own, answer, strict=True)]
-            self._remember(batch.keys, stored)
+            self._remember(batch.keys, stored, placed.keys)
         return statuses
 
     def open_read(self, request: ReadRequest) -> ReadSession:
@@ -194,7 +199,7 @@ class ExpiringStore(WrappedStore):
     def delete(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
         """See Store."""
         now = self._now()
-        self._remember(keys, [None] * len(keys))
+        self._remember(keys, [None] * len(keys), keys)
         names = [name for period in (now, now - 1) for name in self._names(keys, period)]
         removed = self._inner.delete(names)
         count = len(keys)
