@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 import tracemalloc
 
 import numpy as np
@@ -15,6 +16,8 @@ from zstandard import ZstdCompressor
 from kvlinker.device import HostAccess
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import ContractError, StoreError, UnsupportedOperationError
+from kvlinker.keys import KeyNamespace
+from kvlinker.linker import Linker
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.store import Integrity, ReadRequest, ReadStatus, Store, WriteBatch, WriteStatus
@@ -30,7 +33,17 @@ from kvlinker.stores.compression import (
 from kvlinker.stores.encrypted import EncryptedStore
 from kvlinker.stores.stream_lengths import StreamLengths
 from kvlinker.stores.tiered import TieredStore
-from kvlinker.testing import Call, FaultAccess, FaultStore, MemoryStore, Raise, Rule
+from kvlinker.testing import (
+    Call,
+    Family,
+    FaultAccess,
+    FaultStore,
+    MemoryStore,
+    Raise,
+    Rule,
+    fake_group,
+    page_keys,
+)
 from kvlinker.testing.shelves import Shelf, allow, object_keys
 
 OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT
@@ -389,6 +402,33 @@ def test_a_store_that_moves_pool_memory_or_bounds_ranges_is_refused(store: Memor
 def test_values_out_of_bounds_are_refused(level: int, item_bytes: int, why: str) -> None:
     with pytest.raises(ContractError, match=why):
         CompressedStore(MemoryStore(), level=level, item_bytes=item_bytes)
+
+
+# ---- under a linker ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [Family.MHA, Family.DSA])
+def test_a_linker_stores_and_loads_through_a_codec_layer_by_layer(family: Family) -> None:
+    store = CompressedStore(EncryptedStore(MemoryStore(), bytes(32)))
+    pools = fake_group(family, pages=8)
+    namespace = KeyNamespace(model_id="small", producer="test")
+    linker = Linker(pools.group, store, namespace, device=pools.access())
+    keys = page_keys(3)
+    source, target = (pools.page_transfers(keys, {"kv": at}) for at in ([0, 1, 2], [7, 5, 6]))
+    pools.fill(source)
+    assert linker.offload(source)
+    while not linker.num_completed_offloads():
+        time.sleep(0.001)
+    assert linker.pop_completed_offload()
+
+    pools.memory.poison()
+    assert linker.lookup("request", pools.lookup_transfers(keys)) == [1, 2, 3]
+    assert linker.load("request", target)
+    assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
+
+    assert pools.wrong_pages(target) == ()
+    linker.close()
+    store.close()
 
 
 # ---- arithmetic -------------------------------------------------------------------------------------
