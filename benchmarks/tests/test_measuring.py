@@ -179,6 +179,14 @@ def _signal_when_reaped(process: int) -> None:
         time.sleep(0.01)
 
 
+def test_every_script_that_is_run_is_there_and_explained() -> None:
+    explained = (run.FOLDER / "README.md").read_text(encoding="utf-8")
+
+    for name in run.SCRIPTS:
+        assert (run.FOLDER / f"{name}.py").is_file()
+        assert f"| `{name}.py` |" in explained
+
+
 def test_a_script_that_ends_well_has_its_rows_and_no_problem(tmp_path: Path) -> None:
     outcome = run.run(script(tmp_path, ""), [])
 

@@ -287,13 +287,15 @@ class _Session(FramedReadSession):
     ) -> None:
         super().__init__(values, state, request, check_open=store.check_open)
         self._store = store
+        self._ending = threading.Lock()
         self._used = request.keys
         store.use(self._used, 1)
 
     def close(self) -> None:
         """See ReadSession."""
         super().close()
-        used, self._used = self._used, ()
+        with self._ending:
+            used, self._used = self._used, ()
         self._store.use(used, -1)
 
 
