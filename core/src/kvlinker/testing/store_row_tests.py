@@ -68,9 +68,9 @@ class StoreRowTests(StoreFixtures):
                 shelf.write(keys, may_publish=read_early)
                 store.delete(keys)
 
+        reader = beside.beside()  # before the writer begins: memory is registered anew
         with ThreadPoolExecutor(1) as pool:
             writes = pool.submit(write_and_remove)
-            reader = beside.beside()
             while not writes.done():
                 if unknown := set(reader.read(keys)) - {OK, MISS}:
                     fail(f"a read beside a write answered {unknown}; objects are whole, or a miss")
