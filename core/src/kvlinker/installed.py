@@ -69,7 +69,7 @@ class PluginStatus(Enum):
 OFFICIAL_PLUGINS: Mapping[PluginKind, tuple[str, ...]] = MappingProxyType(
     {
         PluginKind.MODEL: ("deepseek_v4", "dsa", "mamba", "mha", "mla", "swa"),
-        PluginKind.STORE: ("file", "memory", "mooncake", "redis", "s3"),
+        PluginKind.STORE: ("file", "memory", "mooncake", "nixl", "redis", "s3"),
         PluginKind.ENGINE: ("sglang", "transformers"),
     }
 )

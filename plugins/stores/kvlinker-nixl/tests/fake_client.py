@@ -48,7 +48,7 @@ class FakeAgent:
         self.regions: list[object] = []
         self._client = client
 
-    def create_backend(self, backend: str, initParams: dict[str, str]) -> None:  # noqa: N803
+    def create_backend(self, backend: str, initParams: dict[str, str]) -> None:  # noqa: N803  # the name is NIXL's
         del backend, initParams
 
     def register_memory(

@@ -21,8 +21,11 @@ def flip_byte_in_memory(pid: int, payload: bytes) -> None:
             first, last = (int(part, 16) for part in place.split("-"))
             if not mode.startswith("rw") or last - first > _MOST_BYTES or "[vvar" in line:
                 continue
-            memory.seek(first)
-            found = memory.read(last - first)
+            try:
+                memory.seek(first)
+                found = memory.read(last - first)
+            except OSError:
+                continue  # a device's, which has no bytes of ours
             at = found.find(needle)
             while at >= 0:
                 memory.seek(first + at)

@@ -37,22 +37,57 @@ CALLS = (
 class ClientAgent(Protocol):
     """An agent as NIXL has it; lists of descriptors, handles and registrations are opaque."""
 
-    def create_backend(self, backend: str, initParams: dict[str, str]) -> None: ...  # noqa: N803, D102
-    def register_memory(  # noqa: D102
+    def create_backend(self, backend: str, initParams: dict[str, str]) -> None:  # noqa: N803 - NIXL's name
+        """Make a backend."""
+        ...
+
+    def register_memory(
         self, reg_list: Sequence[tuple[int, int, int, str]], mem_type: str
-    ) -> object: ...
-    def deregister_memory(self, dereg_list: object) -> None: ...  # noqa: D102
-    def get_xfer_descs(self, descs: NDArray[np.uint64], mem_type: str) -> object: ...  # noqa: D102
-    def initialize_xfer(  # noqa: D102
+    ) -> object:
+        """Register (address, bytes, device, name)."""
+        ...
+
+    def deregister_memory(self, dereg_list: object) -> None:
+        """Take back what `register_memory` returned."""
+        ...
+
+    def get_xfer_descs(self, descs: NDArray[np.uint64], mem_type: str) -> object:
+        """Return descriptors as transfers take them."""
+        ...
+
+    def initialize_xfer(
         self, operation: str, local_descs: object, remote_descs: object, remote_agent: str
-    ) -> object: ...
-    def transfer(self, handle: object) -> str: ...  # noqa: D102
-    def check_xfer_state(self, handle: object) -> str: ...  # noqa: D102
-    def release_xfer_handle(self, handle: object) -> None: ...  # noqa: D102
-    def get_agent_metadata(self) -> bytes: ...  # noqa: D102
-    def add_remote_agent(self, metadata: bytes) -> bytes | str: ...  # noqa: D102
-    def remove_remote_agent(self, agent: str) -> None: ...  # noqa: D102
-    def get_new_notifs(self) -> object: ...  # noqa: D102
+    ) -> object:
+        """Return a handle."""
+        ...
+
+    def transfer(self, handle: object) -> str:
+        """Start, and return DONE, PROC or ERR."""
+        ...
+
+    def check_xfer_state(self, handle: object) -> str:
+        """Return DONE, PROC or ERR."""
+        ...
+
+    def release_xfer_handle(self, handle: object) -> None:
+        """Let go of a handle."""
+        ...
+
+    def get_agent_metadata(self) -> bytes:
+        """Return what a peer needs."""
+        ...
+
+    def add_remote_agent(self, metadata: bytes) -> bytes | str:
+        """Take over a peer's, and return its name."""
+        ...
+
+    def remove_remote_agent(self, agent: str) -> None:
+        """Forget a peer."""
+        ...
+
+    def get_new_notifs(self) -> object:
+        """Let backends make progress, and return what peers have said."""
+        ...
 
 
 class Client(Protocol):
@@ -67,16 +102,26 @@ class _Module(Protocol):
     """What is used of the module's own names."""
 
     @property
-    def nixl_thread_sync_t(self) -> _SyncModes: ...
-    def nixl_agent(self, agent_name: str, nixl_conf: object) -> ClientAgent: ...
+    def nixl_thread_sync_t(self) -> _SyncModes:
+        """How threads share an agent."""
+        ...
+
+    def nixl_agent(self, agent_name: str, nixl_conf: object) -> ClientAgent:
+        """Make an agent."""
+        ...
+
     def nixl_agent_config(
         self, *, enable_prog_thread: bool, backends: list[str], sync_mode: object
-    ) -> object: ...
+    ) -> object:
+        """Make the configuration of an agent."""
+        ...
 
 
 class _SyncModes(Protocol):
     @property
-    def NIXL_THREAD_SYNC_STRICT(self) -> object: ...  # noqa: N802
+    def NIXL_THREAD_SYNC_STRICT(self) -> object:  # noqa: N802 - NIXL's name
+        """One thread at a time."""
+        ...
 
 
 class _LoadedClient:
