@@ -187,7 +187,7 @@ def run_script(description: str | None, measure: Callable[[Scale], Iterable[Row]
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--rows", type=Path, default=None, help="file to add the rows to, as JSON")
     arguments = parser.parse_args()
-    rounds = arguments.rounds or (3 if arguments.quick else 7)
+    rounds = arguments.rounds or (3 if arguments.quick else 5)
     for row in measure(Scale(rounds=rounds, is_quick=arguments.quick)):
         print("  ".join(cell for cell in chain([row.topic], row.cells()) if cell), flush=True)
         if arguments.rows is not None:
