@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,28 @@ def test_b72_what_a_writer_left_half_written_in_a_directory_is_no_object(tmp_pat
     assert shelf.write([half]) == (WriteStatus.WRITTEN,)
     assert shelf.read([half, whole]) == (OK, OK)
     shelf.store.close()
+
+
+def test_b72_half_written_files_are_swept_when_nobody_can_be_writing_them_any_more(
+    tmp_path: Path,
+) -> None:
+    options = {"url": tmp_path.as_uri(), "prefix": "pages/of-one-model"}
+    shelf = Shelf(kvlinker_s3.open_store(options))
+    keys = object_keys(3)
+    shelf.stock(keys)
+    old, fresh, whole = (next(tmp_path.rglob(key.hex()[26:])) for key in keys)
+    for path in (old, fresh):
+        path.rename(path.with_name(f"{path.name}#2"))
+    strangers = tmp_path / options["prefix"] / "notes#1"
+    strangers.touch()
+    for path in (old.with_name(f"{old.name}#2"), whole, strangers):
+        os.utime(path, (0, 0))
+    shelf.store.close()
+
+    Shelf(kvlinker_s3.open_store(options)).store.close()
+
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {f"{fresh.name}#2", whole.name, "notes#1"}
 
 
 def test_b76_a_lookup_and_a_load_list_nothing_however_much_the_bucket_holds(

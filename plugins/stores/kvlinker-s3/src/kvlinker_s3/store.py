@@ -19,6 +19,7 @@ from kvlinker.store import (
     WriteStatus,
 )
 from kvlinker_s3.figures import ListedFigures
+from kvlinker_s3.half_written import sweep
 from kvlinker_s3.options import S3StoreOptions
 from kvlinker_s3.requests import delete, size_of
 from kvlinker_s3.state import StoreState
@@ -38,7 +39,7 @@ class S3Store(Store):
     """Objects of a bucket, a container or a directory, which nothing is evicted from."""
 
     def __init__(self, options: S3StoreOptions) -> None:
-        """Look whether objects can be listed.
+        """Look whether objects can be listed; in a directory, remove files that were never finished.
 
         Raises:
             ContractError: a setting is unknown, or settings do not fit together.
@@ -49,6 +50,8 @@ class S3Store(Store):
         self._figures = ListedFigures(self._sizes)
         try:
             next(self._list(options.prefix), None)
+            if options.scheme == "file":
+                sweep(options.url, options.prefix)
         except BaseException:
             self.close()
             raise
