@@ -56,7 +56,7 @@ types: $(MADE)/test ## Check types
 	$(BIN)/mypy $(addsuffix /src,$(DISTRIBUTIONS)) conftest.py
 	set -e; for folder in tools docs/pictures $(TEST_FOLDERS) $(SGLANG)/engine_tests $(SGLANG)/cpu_stubs/src; do $(BIN)/mypy $$folder; done
 
-bench: $(MADE)/distributions $(MADE)/peers-sglang $(MADE)/peers-lmcache ## Measure against peers, and write docs/performance.md
+bench: $(MADE)/test $(MADE)/peers-sglang $(MADE)/peers-lmcache ## Measure against peers, and write docs/performance.md
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 bench-sglang: $(SGLANG_MADE)/sglang ## Measure in a real SGLang server, and write docs/performance.md
