@@ -419,10 +419,11 @@ def test_a_linker_loads_what_is_near_at_once_and_what_is_far_after_a_restart() -
     source, target = (pools.page_transfers(keys, {"kv": at}) for at in ([0, 1, 2], [7, 5, 6]))
     pools.fill(source)
 
+    gate = tiers.hang_far()
+
     for is_near in (True, False):
         linker = Linker(pools.group, tiers.store, namespace, device=pools.access())
         if is_near:
-            gate = tiers.hang_far()
             assert linker.offload(source)
             while not linker.num_completed_offloads():
                 time.sleep(0.001)
