@@ -179,6 +179,33 @@ def test_opening_a_store_without_a_server_says_where_it_was_looked_for(
         open_store(Nobody, retry_seconds=0.05)
 
 
+def test_a_lost_connection_is_made_anew_with_growing_pauses(open_store: OpenStore) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    attempts: list[str] = []
+
+    def hang_up() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            attempts.append("again")
+            connection.close()
+
+    class Flighty:
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+
+    thread = threading.Thread(target=hang_up, daemon=True)
+    thread.start()
+    with pytest.raises(StoreTimeoutError, match="the server cannot be reached"):
+        open_store(Flighty, retry_seconds=0.7)
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+    assert 2 <= len(attempts) <= 12  # without pauses it would be thousands
+
+
 def test_a_server_that_leaves_the_cluster_while_it_is_asked_is_an_error_that_says_so(
     server: RedisServer,
 ) -> None:

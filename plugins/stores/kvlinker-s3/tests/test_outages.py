@@ -16,7 +16,7 @@ from kvlinker.errors import StoreClosedError, StoreError, StoreTimeoutError
 from kvlinker.frames import header_bytes
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing.layered_pages import LayeredPages
-from kvlinker.testing.shelves import Shelf, allow, object_keys
+from kvlinker.testing.shelves import LAYERS, Shelf, allow, object_keys
 
 OK, MISS, CORRUPT, FAILED = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT, ReadStatus.FAILED
 WRITTEN, EXISTS, FULL = WriteStatus.WRITTEN, WriteStatus.EXISTS, WriteStatus.FULL
@@ -182,6 +182,18 @@ def test_t6_a_frozen_server_costs_the_deadline(proxy: Proxy, open_store: OpenSto
         *(True, True),
     )
     assert shelf.read(keys) == (OK, OK)
+
+
+def test_a_slow_server_costs_time_and_no_object(open_store: OpenStore, proxy: Proxy) -> None:
+    shelf = Shelf(open_store(proxy.port, answer_seconds=30))
+    keys = object_keys(4)
+    proxy.before = lambda _: time.sleep(0.1)
+
+    assert shelf.write(keys) == (WRITTEN,) * 4
+    assert shelf.read(keys) == (OK,) * 4
+    with shelf.open(keys) as session:
+        for layer in range(LAYERS):
+            assert shelf.read(keys, session=session, layer=layer) == (OK,) * 4
 
 
 def test_l9_loads_go_on_while_the_server_takes_no_writes(
@@ -530,6 +542,24 @@ def test_an_object_that_is_read_whole_is_one_request_also_the_first_time(
 
     assert shelf.read(keys) == (OK,) * 3
     assert len(proxy.asked) - before == 3
+
+
+def test_l4_layers_that_follow_each_other_are_asked_for_together(
+    open_store: OpenStore, proxy: Proxy
+) -> None:
+    pages = LayeredPages(64, 8 << 10)
+    (key,) = object_keys(1)
+    store = open_store(proxy.port)
+    store.write([pages.batch(key)], HostAccess(), may_publish=allow)
+    before = len(proxy.asked)
+
+    with store.open_read(pages.request(key)) as session:
+        for layer in range(64):
+            assert session.read(pages.layer(layer), HostAccess()) == (OK,)
+
+    assert (pages.memory[:, 1] == pages.memory[:, 0]).all()
+    # The header with layer 0, layers 1 and 2, and then 1, 2, 4, 8, 16 and the rest.
+    assert len(proxy.asked) - before == 3 + 6
 
 
 def test_no_call_has_more_bytes_in_memory_than_it_may(open_store: OpenStore, proxy: Proxy) -> None:

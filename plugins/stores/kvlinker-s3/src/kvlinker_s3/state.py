@@ -25,9 +25,10 @@ COUNTERS = (
     "errors",
 )
 """Events that a store counts from its opening on."""
-BLOCK_BYTES = 32 << 20
+BLOCK_BYTES = 16 << 20
 """Frames of one block of a write."""
 _KEPT_BLOCKS = 4
+"""So many stay for the next write."""
 
 
 def checksum(data: memoryview) -> int:
