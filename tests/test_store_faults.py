@@ -43,10 +43,10 @@ def the_table(second: str) -> list[list[str]]:
 
 
 def faults_of_stores() -> list[str]:
-    """Return the numbers of the list of faults of stores, and the one that no store here can have."""
+    """Return the numbers of the list of faults of stores."""
     text = FAULTS.read_text(encoding="utf-8")
     listed = text.split("\n## Stores\n")[1].split("\n### ")[0]
-    return [*re.findall(r"^\| (B\d+) \|", listed, re.MULTILINE), "B89"]
+    return re.findall(r"^\| (B\d+) \|", listed, re.MULTILINE)
 
 
 def answers() -> Mapping[tuple[str, str], str]:
