@@ -14,7 +14,6 @@ from repository import ROOT, distributions, table
 
 from kvlinker.cli.doctor_command import option_values, store_findings
 from kvlinker.discovery import load_plugins
-from kvlinker.store import StoreCapabilities
 from kvlinker.stores.composition import compose
 from kvlinker_sglang.options import parse_config
 
@@ -118,17 +117,24 @@ def test_the_doctor_of_a_local_store_finds_no_problem_with_a_smaller_one(
     assert any("self-test passed" in finding for finding in findings), findings
 
 
-def test_what_local_stores_promise_is_what_they_say_of_themselves(tmp_path: Path) -> None:
-    rows = {
-        cells[0].strip(): [cell.strip() for cell in cells[1:]]
-        for line in DOCUMENT.partition("## What each promises\n")[2].split("\n\n")[0].splitlines()
-        if (cells := line.strip("|").split("|"))
-    }
-    column = rows[""].index("`file`")
-    config = {"path": str(tmp_path / "kv"), "capacity": 4 << 20}
-    store = load_plugins().store("file").open(config)
-    able: StoreCapabilities = store.capabilities
-    store.close()
+def promises(name: str) -> Mapping[str, str]:
+    """Return a store's column of the table of promises."""
+    table_of_promises = DOCUMENT.partition("## What each promises\n\n")[2].partition("\n\n")[0]
+    lines = [line.strip("|").split("|") for line in table_of_promises.splitlines()]
+    column = [cell.strip() for cell in lines[0]].index(f"`{name}`")
+    return {cells[0].strip(): cells[column].strip() for cells in lines}
 
-    assert able.leases == (rows["what a lookup found stays until its load"][column] == "yes")
-    assert able.persistent == (rows["the server process ends or is killed"][column] == "there")
+
+@pytest.mark.parametrize("name", ["file", "s3"])
+def test_what_the_table_promises_is_what_a_store_says_of_itself(name: str, tmp_path: Path) -> None:
+    configs: dict[str, dict[str, object]] = {
+        "file": {"path": str(tmp_path / "kv"), "capacity": 4 << 20},
+        "s3": {"url": tmp_path.as_uri()},
+    }
+    store = load_plugins().store(name).open(configs[name])
+    able = store.capabilities
+    store.close()
+    told = promises(name)
+
+    assert able.leases == (told["what a lookup found stays until its load"] == "yes")
+    assert able.persistent == (told["the server process ends or is killed"] == "there")
