@@ -163,7 +163,7 @@ class Client(RawClient):
         sizes, offsets = list(self._shape.ranges), list(self._offsets)
         for names, pointers in self._groups(part):
             count = len(names)
-            self._raw.batch_remove(names, True)  # noqa: FBT003  # the client's own signature
+            self._raw.batch_remove(names, force=True)
             lengths = [self._shape.object_bytes] * count
             _expect(self._raw.batch_put_session_start(names, lengths, self._config), 0)
             moved = self._raw.batch_put_from_multi_buffer_ranges(
@@ -197,7 +197,7 @@ class Client(RawClient):
     def forget(self) -> None:
         """Remove what was written."""
         for names, _ in self._groups(slice(None)):
-            self._raw.batch_remove(names, True)  # noqa: FBT003  # the client's own signature
+            self._raw.batch_remove(names, force=True)
         self._raw.unregister_buffer(self._block.ctypes.data)
 
     def look_up(self, names: Sequence[str]) -> None:

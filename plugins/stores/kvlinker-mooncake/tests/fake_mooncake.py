@@ -24,6 +24,8 @@ class _Status:
 @dataclass(frozen=True, slots=True)
 class _Place:
     size: int
+    buffer_address: int
+    transport_endpoint: str = "127.0.0.1:1"
 
     @property
     def buffer_descriptor(self) -> _Place:
@@ -32,7 +34,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
-    size: int
+    value: bytearray
     in_memory: bool
     status: _Status = _Status()
 
@@ -40,7 +42,7 @@ class _Replica:
         return self.in_memory
 
     def get_memory_descriptor(self) -> _Place:
-        return _Place(self.size)
+        return _Place(len(self.value), id(self.value))
 
 
 @dataclass(eq=False)
@@ -107,7 +109,7 @@ class FakeClient:
         if self._come("batch_get_replica_desc") is not None:
             return {}
         return {
-            key: [_Replica(len(self.objects[key]), key not in self.on_disk)]
+            key: [_Replica(self.objects[key], key not in self.on_disk)]
             for key in keys
             if key in self.objects
         }

@@ -30,8 +30,20 @@ class Found:
     """An object that can be read."""
 
     size: int
-    in_memory: bool
-    """Whether a copy is in the memory of a segment; otherwise it is on disk alone."""
+    places: frozenset[tuple[str, int]] = frozenset()
+    """Segment and address of each copy in memory; none where it is on disk alone."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether a copy is in the memory of a segment."""
+        return bool(self.places)
+
+    def is_still(self, now: Found | None) -> bool:
+        """Whether an object that was found again is this one, where it was.
+
+        A master that was started anew has given its memory to others, while a session of the client goes on.
+        """
+        return now is not None and now.size == self.size and self.places <= now.places
 
 
 class Client:
@@ -160,19 +172,15 @@ class Client:
             lambda: self._raw.batch_get_replica_desc(names),
             seconds=self._options.answer_seconds,
         )
-        found: list[Found | None] = []
-        for name in names:
-            size = _memory_size(copies.get(name, []))
-            if size is not None or name not in copies:
-                found.append(None if size is None else Found(size=size, in_memory=True))
-            else:
-                found.append(self._look_on_disk(name))
-        return found
+        return [
+            None if name not in copies else _in_memory(copies[name]) or self._look_on_disk(name)
+            for name in names
+        ]
 
     def _look_on_disk(self, name: str) -> Found | None:
         """Return what is known of an object that has copies, and none in memory."""
         (size,) = self._ask("size", lambda: [self._raw.get_size(name)], 1)
-        return Found(size=size, in_memory=False) if size > 0 else None
+        return Found(size=size) if size > 0 else None
 
     # ---- reading ----------------------------------------------------------------------------------
 
@@ -312,15 +320,17 @@ class Client:
         Raises:
             StoreError: the master cannot be asked.
         """
-        return self._ask_for("remove", names, lambda part: self._raw.batch_remove(part, force))
+        return self._ask_for(
+            "remove", names, lambda part: self._raw.batch_remove(part, force=force)
+        )
 
-    def remove_matching(self, pattern: str, *, force: bool) -> int:
+    def remove_matching(self, pattern: str) -> int:
         """Remove objects whose names match, and return how many.
 
         Raises:
             StoreError: the master cannot be asked, or refuses.
         """
-        (count,) = self._ask("clear", lambda: [self._raw.remove_by_regex(pattern, force)], 1)
+        (count,) = self._ask("clear", lambda: [self._raw.remove_by_regex(pattern, force=False)], 1)
         if count < 0:
             msg = f"{self.calls}: clear was answered with code {count}"
             raise StoreError(msg)
@@ -360,12 +370,17 @@ def _leave_late(raw: RawClient, code: int) -> None:
         raw.close()
 
 
-def _memory_size(copies: Sequence[RawReplica]) -> int | None:
-    """Return the bytes of a whole copy in memory, where there is one."""
-    for copy in copies:
-        if copy.status.name == _COMPLETE and copy.is_memory_replica():
-            return copy.get_memory_descriptor().buffer_descriptor.size
-    return None
+def _in_memory(copies: Sequence[RawReplica]) -> Found | None:
+    """Return what is known of an object that has whole copies in memory."""
+    buffers = [
+        copy.get_memory_descriptor().buffer_descriptor
+        for copy in copies
+        if copy.status.name == _COMPLETE and copy.is_memory_replica()
+    ]
+    if not buffers:
+        return None
+    places = frozenset((one.transport_endpoint, one.buffer_address) for one in buffers)
+    return Found(size=buffers[0].size, places=places)
 
 
 def _parts(names: Sequence[str]) -> Iterator[list[str]]:

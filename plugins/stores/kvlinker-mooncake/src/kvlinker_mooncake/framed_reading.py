@@ -18,17 +18,23 @@ from kvlinker.framed_objects import (
 )
 from kvlinker.frames import PREFIX_BYTES, header_bytes, read_range_count
 from kvlinker.plans import TransferPlan
-from kvlinker.store import ReadStatus
+from kvlinker.store import ReadRequest, ReadStatus
+from kvlinker_mooncake.client import Found
 from kvlinker_mooncake.codes import Code
 from kvlinker_mooncake.parts import CallPart
 from kvlinker_mooncake.reading import MooncakeReadSession, host_objects
-from kvlinker_mooncake.state import checksum
+from kvlinker_mooncake.state import StoreState, checksum
 
 __all__ = ["FramedReadSession"]
 
 
 class FramedReadSession(MooncakeReadSession):
     """Objects with a header in front of each; damaged ones are removed."""
+
+    def __init__(self, state: StoreState, request: ReadRequest) -> None:
+        """See MooncakeReadSession."""
+        super().__init__(state, request)
+        self._found: dict[int, Found] = {}
 
     def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
         """See ReadSession.
@@ -59,6 +65,7 @@ class FramedReadSession(MooncakeReadSession):
             if found is None:
                 absent.append(at)
             else:
+                self._found[at] = found
                 alike.setdefault(found.size, []).append(at)
         self._miss(absent)
         return alike
@@ -138,13 +145,18 @@ class FramedReadSession(MooncakeReadSession):
             memory.copy_in(chosen, host_objects(rows, slots, header_bytes=header))
 
     def _drop(self, positions: Sequence[int]) -> None:
-        """Remove objects that are not what was written, and say so."""
-        if not positions:
-            return
-        for at in positions:
-            self._statuses[at] = ReadStatus.CORRUPT
-        self._state.count("corrupt", len(positions))
-        self._state.removals.remove([self._names[at] for at in positions])
+        """Remove objects that are not what was written, and say so; those that went meanwhile are misses."""
+        now = self._state.look([self._names[at] for at in positions])
+        wrong = []
+        for at, one in zip(positions, now, strict=True):
+            if self._found[at].is_still(one):
+                self._statuses[at] = ReadStatus.CORRUPT
+                wrong.append(at)
+            else:
+                self._statuses[at] = ReadStatus.MISS
+        self._state.count("corrupt", len(wrong))
+        self._state.count("vanished", len(positions) - len(wrong))
+        self._state.removals.remove([self._names[at] for at in wrong], wait=False)
 
 
 def _header_of(row: NDArray[np.uint8]) -> bytes:

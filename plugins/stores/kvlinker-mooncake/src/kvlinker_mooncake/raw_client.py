@@ -23,6 +23,12 @@ class _MemoryBuffer(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def buffer_address(self) -> int: ...
+
+    @property
+    def transport_endpoint(self) -> str: ...
+
 
 class _MemoryPlace(Protocol):
     @property

@@ -23,6 +23,7 @@ from kvlinker.errors import (
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan, MemoryRegion
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
+from kvlinker_mooncake.client import Found
 from kvlinker_mooncake.codes import ABSENT, WHOLE_ONLY, Code
 from kvlinker_mooncake.parts import MAX_BUFFERS, CallPart, buffers_of, parts_of
 from kvlinker_mooncake.state import StoreState
@@ -92,6 +93,7 @@ class DirectReadSession(MooncakeReadSession):
     def __init__(self, state: StoreState, request: ReadRequest) -> None:
         """See MooncakeReadSession."""
         super().__init__(state, request)
+        self._found: dict[int, Found] = {}
         self._whole_only: set[int] = set()
         self._started: set[int] = set()
         self._kept: dict[int, NDArray[np.uint8]] = {}
@@ -113,7 +115,20 @@ class DirectReadSession(MooncakeReadSession):
             self._read_whole(plan, until)
         else:
             self._read_parts(plan, memory, until)
+        self._look_again()
         return tuple(self._statuses)
+
+    def _look_again(self) -> None:
+        """Miss what is not where it was any more: what came may be another object's bytes.
+
+        Leases do not outlive the master that gave them.
+        """
+        good = self._good
+        now = self._state.look([self._names[at] for at in good])
+        gone = [at for at, one in zip(good, now, strict=True) if not self._found[at].is_still(one)]
+        for at in gone:
+            self._statuses[at] = ReadStatus.MISS
+        self._state.count("vanished", len(gone))
 
     # ---- what is there --------------------------------------------------------------------------
 
@@ -123,7 +138,9 @@ class DirectReadSession(MooncakeReadSession):
         for at, found in zip(positions, looked, strict=True):
             if found is None or found.size != self._request.object_bytes:
                 absent.append(at)
-            elif not found.in_memory:
+                continue
+            self._found[at] = found
+            if not found.in_memory:
                 self._whole_only.add(at)
         self._miss(absent)
 

@@ -1,8 +1,7 @@
 """Removals wait for leases: whoever found or read an object may be reading it now, from memory that must stay its own.
 
-The client can remove such an object by force, and its memory is then given to the next one, under the reader's hands.
-With checksums the reader would notice; without them nothing is forced, and what is still leased after a while is
-hidden from this store's users until it can be removed.
+The client can remove such an object by force, and its memory is then given to the next one, under the reader's hands:
+nothing is forced here. What is still leased after a while is hidden from this store's users until it can be removed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ class Removals:
 
     def __init__(self, client: Client, options: MooncakeStoreOptions) -> None:
         self._client = client
-        self._force = options.staged
         self._wait = options.contended_seconds
         self._lease = options.lease_seconds
         self._lock = threading.Lock()
@@ -50,15 +48,19 @@ class Removals:
             if len(self._hidden) < _MAX_HIDDEN:
                 self._hidden[name] = None
 
-    def remove(self, names: Sequence[str]) -> list[bool]:
+    def remove(self, names: Sequence[str], *, wait: bool = True) -> list[bool]:
         """Remove objects, and return which there were; those that stay leased are hidden.
+
+        Args:
+            names: of the objects.
+            wait: for leases to end, as long as for another writer.
 
         Raises:
             StoreError: the master cannot be asked, or refuses.
         """
         hidden = self.are_hidden(names)
         unique = list(dict.fromkeys(names))
-        until = time.monotonic() + self._wait
+        until = time.monotonic() + (self._wait if wait else 0.0)
         codes = self._remove(unique)
         while Code.LEASED in codes.values() and time.monotonic() < until:
             time.sleep(_PAUSE_SECONDS)
@@ -84,15 +86,13 @@ class Removals:
         Raises:
             StoreError: the master cannot be asked; some may have been removed.
         """
-        count = self._client.remove_matching(pattern, force=self._force)
-        if not self._force:
-            time.sleep(self._lease)
-            count += self._client.remove_matching(pattern, force=False)
-        return count
+        count = self._client.remove_matching(pattern)
+        time.sleep(self._lease)
+        return count + self._client.remove_matching(pattern)
 
     def _remove(self, names: Sequence[str]) -> dict[str, int]:
         """Remove objects; what is leased is hidden, and what is gone is not any more."""
-        codes = dict(zip(names, self._client.remove(names, force=self._force), strict=True))
+        codes = dict(zip(names, self._client.remove(names, force=False), strict=True))
         for name, code in codes.items():
             if code == Code.LEASED:
                 self.hide(name)
