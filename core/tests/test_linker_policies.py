@@ -1,0 +1,115 @@
+"""A linker over stores with policies: what is stored comes back byte for byte, and what is kept out is a miss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import pytest
+from linker_rig import NAMESPACE, PATIENT
+
+from kvlinker.errors import StoreError
+from kvlinker.keys import NAMESPACE_BYTES
+from kvlinker.linker import Linker
+from kvlinker.store import Store
+from kvlinker.stores.admitting import AdmittingStore
+from kvlinker.stores.expiring import ExpiringStore
+from kvlinker.stores.pinned import PinningStore
+from kvlinker.stores.quota import QuotaStore
+from kvlinker.stores.retrying import RetryBounds, RetryingStore
+from kvlinker.testing import (
+    Call,
+    FakePools,
+    Family,
+    FaultStore,
+    MemoryStore,
+    Raise,
+    Rule,
+    fake_group,
+    page_keys,
+)
+
+LIMIT_SECONDS = 60.0
+
+
+def shaky(store: Store) -> Store:
+    """Fail every third call but for those that a retrying store does not make again."""
+    calls = (Call.EXISTS, Call.HOLD, Call.OPEN_READ, Call.READ, Call.WRITE)
+    return FaultStore(
+        store,
+        [Rule(call=call, fault=Raise(error=StoreError("not now")), every=3) for call in calls],
+    )
+
+
+POLICIES: Mapping[str, Callable[[Store], Store]] = {
+    "admission": AdmittingStore,
+    "expiring": lambda store: ExpiringStore(store, seconds=86_400),
+    "pinned": lambda store: PinningStore(
+        store, max_bytes=1 << 20, namespaces=[NAMESPACE.digest], uses=1
+    ),
+    "quota": lambda store: QuotaStore(store, max_bytes=1 << 30),
+    "retrying": lambda store: RetryingStore(
+        shaky(store), RetryBounds(attempts=50, first_seconds=0.001, lookup_seconds=15, share=1.0)
+    ),
+    "all": lambda store: QuotaStore(
+        AdmittingStore(
+            PinningStore(ExpiringStore(store, seconds=86_400), max_bytes=1 << 20, uses=2)
+        ),
+        max_bytes=1 << 30,
+    ),
+}
+
+
+def offload(linker: Linker, pools: FakePools, pages: int) -> bool:
+    transfers = pools.page_transfers(page_keys(pages), {"kv": range(pages)})
+    pools.fill(transfers)
+    assert linker.offload(transfers)
+    end = time.monotonic() + LIMIT_SECONDS
+    while not linker.num_completed_offloads():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    return linker.pop_completed_offload()
+
+
+def restore(linker: Linker, pools: FakePools, rid: str, pages: int) -> None:
+    """Load a prefix into other pages, and compare every byte."""
+    pools.memory.poison()
+    target = pools.page_transfers(page_keys(pages), {"kv": range(8, 8 + pages)})
+    assert linker.load(rid, target)
+    assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
+    assert pools.wrong_pages(target) == ()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_was_stored_through_a_policy_is_restored_byte_for_byte(name: str) -> None:
+    inner, pools = MemoryStore(), fake_group(Family.MHA, pages=16)
+    store = POLICIES[name](inner)
+    linker = Linker(pools.group, store, NAMESPACE, device=pools.access(), options=PATIENT)
+
+    first = offload(linker, pools, 4)
+    stored = first or offload(linker, pools, 4)
+    found = linker.lookup("a", pools.lookup_transfers(page_keys(4)))
+    restore(linker, pools, "a", 4)
+
+    assert first is (name not in ("admission", "all"))
+    assert stored
+    assert found == [1, 2, 3, 4]
+    names = inner.keys()
+    assert {name[:NAMESPACE_BYTES] for name in names} == {NAMESPACE.digest}
+    linker.close()
+    store.close()
+
+
+def test_l8_pages_over_a_quota_are_a_failed_tail_and_those_before_it_are_restored() -> None:
+    pools = fake_group(Family.MHA, pages=16)
+    size = pools.group.entries[0].part_bytes[0]
+    store = QuotaStore(MemoryStore(), max_bytes=3 * size)
+    linker = Linker(pools.group, store, NAMESPACE, device=pools.access(), options=PATIENT)
+
+    assert not offload(linker, pools, 5)
+
+    assert linker.lookup("a", pools.lookup_transfers(page_keys(5))) == [1, 2, 3]
+    restore(linker, pools, "a", 3)
+    assert linker.metrics.snapshot().events["offload_errors"] == 1
+    linker.close()
+    store.close()
