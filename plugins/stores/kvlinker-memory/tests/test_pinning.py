@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from memory_user import KEYS
 
-from kvlinker.device import HostAccess
+from kvlinker.device import HostAccess, HostObjects
+from kvlinker.errors import StoreTimeoutError
 from kvlinker.pinning import HostPins
+from kvlinker.staged_chunks import StagedChunk
+from kvlinker.staging import PendingCopy
 from kvlinker.store import ReadStatus
-from kvlinker.testing import OpaqueAccess, OpaqueMemory
+from kvlinker.testing import Gate, OpaqueAccess, OpaqueMemory
+from kvlinker.testing.pool_memory import HostStagingBuffer
 from kvlinker.testing.shelves import Shelf
 from kvlinker_memory import MemoryStoreOptions, open_memory_store
 
@@ -69,9 +74,20 @@ class Driver:
 class Pinned:
     """A store with a pool on a device beside it."""
 
-    def __init__(self, folder: Path, driver: Driver, *, pin_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        driver: Driver,
+        *,
+        pin_bytes: int | None = None,
+        close_seconds: float = 30,
+    ) -> None:
         options = MemoryStoreOptions(
-            path=folder / "store", capacity=CAPACITY, segment_size=SEGMENT, pin_bytes=pin_bytes
+            path=folder / "store",
+            capacity=CAPACITY,
+            segment_size=SEGMENT,
+            pin_bytes=pin_bytes,
+            close_seconds=close_seconds,
         )
         self.store = open_memory_store(options)
         self.shelf = Shelf(self.store, page_bytes=PAGE)
@@ -79,10 +95,17 @@ class Pinned:
 
     def open_access(self, driver: Driver) -> OpaqueAccess:
         """Open a further access to the pool."""
+        pins = HostPins(driver.register, driver.unregister)
+        return OpaqueAccess(
+            self.device_memory, staging_bytes=1 << 20, pins=pins, pinned_run_bytes=1
+        )
+
+    @property
+    def device_memory(self) -> OpaqueMemory:
+        """Where the pool lies."""
         memory = self.shelf.pools.memory
         assert isinstance(memory, OpaqueMemory)
-        pins = HostPins(driver.register, driver.unregister)
-        return OpaqueAccess(memory, staging_bytes=1 << 20, pins=pins, pinned_run_bytes=1)
+        return memory
 
     def put(self, count: int) -> None:
         """Store objects."""
@@ -264,6 +287,49 @@ def test_memory_that_the_device_does_not_let_go_of_stays_mapped(in_memory: Path)
 
     assert is_mapped(address)
     assert not list((in_memory / "store" / "segments").iterdir())
+
+
+class SlowAccess(OpaqueAccess):
+    """Its copies from pinned slots begin when a gate is open."""
+
+    gate: Gate
+
+    def start_pinned_scatter(
+        self, chunk: StagedChunk, buffer: HostStagingBuffer, host: HostObjects
+    ) -> PendingCopy:
+        self.gate.pass_through()
+        return super().start_pinned_scatter(chunk, buffer, host)
+
+
+def test_l5_memory_that_a_device_reads_is_neither_let_go_of_nor_unmapped(
+    in_memory: Path, driver: Driver
+) -> None:
+    pinned = Pinned(in_memory, driver, close_seconds=0.05)
+    pinned.put(4)
+    slow = SlowAccess(
+        pinned.device_memory,
+        staging_bytes=1 << 20,
+        pins=HostPins(driver.register, driver.unregister),
+        pinned_run_bytes=1,
+    )
+    slow.gate = Gate()
+    pinned.access.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        read = threads.submit(pinned.shelf.read, KEYS[:4], memory=slow)
+        slow.gate.wait_for_arrivals()
+        taken = dict(driver.pinned)
+        with pytest.raises(StoreTimeoutError, match="1 calls still run"):
+            pinned.store.close()
+        assert driver.pinned == taken
+        assert len(taken) == 1
+        assert all(map(is_mapped, taken))
+        slow.gate.open()
+        assert read.result() == (OK,) * 4
+    pinned.store.close()
+
+    assert driver.pinned == {}
+    assert not any(map(is_mapped, taken))
 
 
 def test_a_session_that_is_open_when_the_store_is_closed_reads_no_more_and_nothing_is_pinned(
