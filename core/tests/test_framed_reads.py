@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from framed_dictionary import DictionaryStore
 
@@ -9,6 +12,7 @@ from kvlinker.device import HostAccess
 from kvlinker.errors import ContractError, StoreClosedError
 from kvlinker.frames import PREFIX_BYTES, header_bytes
 from kvlinker.named_values import digits_of_key
+from kvlinker.pools import KV
 from kvlinker.store import ObjectKey, ReadStatus
 from kvlinker.testing.layered_pages import LayeredPages
 from kvlinker.testing.shelves import LAYERS, Shelf, allow, object_keys
@@ -209,3 +213,38 @@ def test_a_session_that_was_closed_and_a_plan_that_does_not_fit_are_refused(shel
 
     with pytest.raises(StoreClosedError, match="was closed; open another"):
         session.read(shelf.plan([32, 33, 34]), shelf.access)
+
+
+def test_a_session_is_closed_at_once_while_a_server_is_silent_and_its_read_ends_well(
+    shelf: Shelf,
+) -> None:
+    values = dictionary(shelf).values
+    asked, answer = threading.Event(), threading.Event()
+
+    def wait(_key: ObjectKey, _start: int, found: bytes) -> bytes:
+        asked.set()
+        assert answer.wait(30)
+        return found
+
+    values.change = wait
+    session = shelf.open(KEYS)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(shelf.read, KEYS, session=session, layer=1)
+        assert asked.wait(30)
+        session.close()
+        answer.set()
+        assert read.result() == (OK,) * 3
+
+    assert values.open_fetches == 0
+
+
+def test_two_threads_may_read_layers_of_one_session(shelf: Shelf) -> None:
+    with shelf.open(KEYS) as session, ThreadPoolExecutor(2) as pool:
+        plans = [shelf.layer_plan([32, 33, 34], layer) for layer in range(LAYERS)]
+        shelf.pools.memory.poison()
+        answers = list(pool.map(lambda plan: session.read(plan, shelf.access), plans * 8))
+
+    assert answers == [(OK,) * 3] * (8 * LAYERS)
+    right = shelf.pools.page_transfers(KEYS, {KV: [32, 33, 34]})
+    assert shelf.pools.wrong_pages(right) == ()
+    assert dictionary(shelf).values.open_fetches == 0

@@ -68,6 +68,8 @@ class FramedReadSession(ReadSession):
             keys=request.keys, object_bytes=request.object_bytes, fingerprint=request.fingerprint
         )
         self._lock = threading.Lock()
+        # Of its own: whoever closes the session does not wait for a server that is silent.
+        self._looking = threading.Lock()
         self._is_closed = False
         self._parts: Sequence[FoundObjects] | None = None
         self._status = np.zeros(len(request.keys), dtype=np.int64)
@@ -82,7 +84,7 @@ class FramedReadSession(ReadSession):
         """
         self._check_open()
         self._check(plan)
-        with self._lock:
+        with self._looking:
             reach = self._look(plan, memory) if self._parts is None else None
         for part in self._parts or ():
             for numbers, rest in _remains(part, plan, reach):
