@@ -32,6 +32,7 @@ from kvlinker import (
     pools,
     store,
 )
+from kvlinker.stores import compressed_reads, sealing
 
 DOCS = ROOT / "docs"
 
@@ -186,6 +187,8 @@ FORMS = {
     "kvlinker.object": (keys, r'"kvlinker\.object/(\d+)"'),
     "kvlinker.namespace": (keys, r'"kvlinker\.namespace/(\d+)"'),
     "kvlinker.layout": (pools, r'"kvlinker\.layout/(\d+)"'),
+    "kvlinker.sealed": (sealing, r'^_FORM = "kvlinker\.sealed/(\d+)"$'),
+    "kvlinker.compressed": (compressed_reads, r'^_FORM = "kvlinker\.compressed/(\d+)"$'),
     "frame": (frames, r"^FRAME_VERSION = (\d+)$"),
     "kvlinker-file": (kvlinker_file.directory, r"^FORMAT_VERSION = (\d+)$"),
     "kvlinker-description": (description_json, r'^FORMAT = "kvlinker-description/(\d+)"$'),

@@ -15,7 +15,7 @@ from zstandard import ZstdCompressor
 
 from kvlinker.device import HostAccess
 from kvlinker.entries import DevicePoolEntry
-from kvlinker.errors import ContractError, StoreError, UnsupportedOperationError
+from kvlinker.errors import ContractError, StoreContractError, StoreError, UnsupportedOperationError
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker
 from kvlinker.plans import TransferPlan
@@ -39,6 +39,7 @@ from kvlinker.testing import (
     FaultAccess,
     FaultStore,
     MemoryStore,
+    Miscount,
     Raise,
     Rule,
     fake_group,
@@ -372,6 +373,18 @@ def test_t1_a_stream_that_cannot_be_unpacked_is_corrupt_dropped_and_counted() ->
     assert statuses == (CORRUPT, CORRUPT, OK)
     assert pool.store.exists(keys) == (False, False, True)
     assert pool.store.stats().counters["undecodable"] == 2
+
+
+@pytest.mark.parametrize("call", [Call.WRITE, Call.READ])
+def test_t4_a_store_that_answers_with_another_count_is_refused(call: Call) -> None:
+    faulty = FaultStore(MemoryStore())
+    shelf = Shelf(CompressedStore(faulty))
+    keys = object_keys(2)
+    shelf.stock(keys)
+    faulty.script.add(Rule(call=call, fault=Miscount(change=1)))
+
+    with pytest.raises(StoreContractError, match="FaultStore"):
+        shelf.read(keys) if call is Call.READ else shelf.write(object_keys(2, chain="more"))
 
 
 def test_what_cannot_be_dropped_is_counted_and_the_rest_is_read() -> None:

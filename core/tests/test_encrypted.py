@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvlinker.device import DeviceAccess, HostObjects
-from kvlinker.errors import ContractError, StoreError
+from kvlinker.errors import ContractError, StoreContractError, StoreError
 from kvlinker.plans import TransferPlan
 from kvlinker.store import (
     Integrity,
@@ -24,7 +24,7 @@ from kvlinker.stores.host_pages import of_spans
 from kvlinker.stores.sealing import BLOCK_BYTES, FRAME_EXTRA_BYTES, BlockLayout, Sealer
 from kvlinker.stores.tiered import TieredStore
 from kvlinker.stores.wrapped import WrappedStore
-from kvlinker.testing import Call, FaultAccess, FaultStore, MemoryStore, Raise, Rule
+from kvlinker.testing import Call, FaultAccess, FaultStore, MemoryStore, Miscount, Raise, Rule
 from kvlinker.testing.shelves import LAYERS, Shelf, allow, made_up_batch, object_keys
 
 OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT
@@ -207,6 +207,18 @@ def test_an_object_of_more_frames_than_a_store_takes_ranges_is_refused() -> None
     statuses = sealed.store.write(batches, sealed.shelf.access, may_publish=allow)
 
     assert statuses == ((WriteStatus.FAILED,), (WriteStatus.WRITTEN,))
+
+
+@pytest.mark.parametrize("call", [Call.WRITE, Call.READ])
+def test_t4_a_store_that_answers_with_another_count_is_refused(call: Call) -> None:
+    faulty = FaultStore(MemoryStore())
+    shelf = Shelf(EncryptedStore(faulty, SECRET))
+    keys = object_keys(2)
+    shelf.stock(keys)
+    faulty.script.add(Rule(call=call, fault=Miscount(change=1)))
+
+    with pytest.raises(StoreContractError, match="FaultStore"):
+        shelf.read(keys) if call is Call.READ else shelf.write(object_keys(2, chain="more"))
 
 
 def test_what_cannot_be_dropped_is_counted_and_the_rest_is_read() -> None:

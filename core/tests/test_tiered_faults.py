@@ -65,6 +65,21 @@ def test_figures_of_one_store_are_told_while_the_other_one_is_down() -> None:
     assert stats.counters["ram_written"] == 3
 
 
+def test_t6_figures_of_a_store_that_is_down_are_not_asked_for_and_end_no_pause() -> None:
+    tiers = Tiers()
+    tiers.shelf.stock(object_keys(1))
+    tiers.fail(tiers.far, Call.EXISTS, StoreTimeoutError("no answer"))
+    absent = object_keys(1, chain="absent")
+    assert tiers.store.exists(absent) == (False,)
+
+    for _ in range(3):
+        assert tiers.store.stats().objects == 1
+        tiers.store.exists(absent)
+
+    assert tiers.far.count(Call.STATS) == 0
+    assert tiers.far.count(Call.EXISTS) == 1
+
+
 def test_a_session_that_cannot_be_closed_near_is_closed_far_and_promotes() -> None:
     tiers = Tiers()
     near, far = object_keys(1), object_keys(1, chain="far")

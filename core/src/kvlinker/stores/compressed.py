@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvlinker.device import DeviceAccess, HostAccess
 from kvlinker.errors import ContractError
+from kvlinker.guard import checked_write
 from kvlinker.integers import as_integer
 from kvlinker.store import (
     ReadRequest,
@@ -132,7 +133,11 @@ class CompressedStore(WrappedStore):
         ]
         made = [*self._inner_batches(batches, streams)]
         inner_batches = [batch for _, batch in made]
-        given = self._inner.write(inner_batches, HostAccess(), may_publish=may_publish)
+        given = checked_write(
+            type(self._inner).__name__,
+            self._inner.write(inner_batches, HostAccess(), may_publish=may_publish),
+            inner_batches,
+        )
         statuses = [status for of_batch in given for status in of_batch]
         for stream, status in zip(streams, statuses, strict=True):
             answer[stream.batch][stream.position] = status
@@ -153,9 +158,17 @@ class CompressedStore(WrappedStore):
             return [WriteStatus.FAILED] * count
         if self._capabilities.overwrite:
             return [WriteStatus.WRITTEN] * count
-        request = ReadRequest(keys=batch.keys, object_bytes=size, fingerprint=batch.fingerprint)
-        found = self._streams.find(request)
-        return [WriteStatus.EXISTS if is_there else WriteStatus.WRITTEN for is_there in found]
+        answer = [WriteStatus.WRITTEN] * count
+        hints = [i for i, is_there in enumerate(self._inner.exists(batch.keys)) if is_there]
+        request = ReadRequest(
+            keys=tuple(batch.keys[i] for i in hints),
+            object_bytes=size,
+            fingerprint=batch.fingerprint,
+        )
+        for i, is_there in zip(hints, self._streams.find(request), strict=True):
+            if is_there:
+                answer[i] = WriteStatus.EXISTS
+        return answer
 
     def _pack(
         self, number: int, batch: WriteBatch, answer: Sequence[WriteStatus], memory: DeviceAccess

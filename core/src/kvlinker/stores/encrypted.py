@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kvlinker.device import DeviceAccess, HostObjects
 from kvlinker.errors import ContractError, StoreError, UnsupportedOperationError
 from kvlinker.frames import MAX_RANGES
+from kvlinker.guard import checked_read, checked_write
 from kvlinker.plans import TransferPlan
 from kvlinker.store import (
     Integrity,
@@ -105,8 +106,11 @@ class EncryptedStore(WrappedStore):
             _SealedBatch(self._sealer, batches[i], memory, number)
             for number, i in enumerate(wanted)
         ]
-        given = self._inner.write(
-            [item.batch for item in sealing], _SealingAccess(sealing), may_publish=may_publish
+        frames = [item.batch for item in sealing]
+        given = checked_write(
+            type(self._inner).__name__,
+            self._inner.write(frames, _SealingAccess(sealing), may_publish=may_publish),
+            frames,
         )
         answer = dict(zip(wanted, given, strict=True))
         return tuple(
@@ -116,7 +120,10 @@ class EncryptedStore(WrappedStore):
 
     def open_read(self, request: ReadRequest) -> ReadSession:
         """See Store."""
-        return _EncryptedReadSession(self, self._inner.open_read(self._asked(request)), request)
+        name = type(self._inner).__name__
+        return _EncryptedReadSession(
+            self, name, self._inner.open_read(self._asked(request)), request
+        )
 
     def prefetch(self, request: ReadRequest, *, range_bytes: Sequence[int] = ()) -> int:  # noqa: ARG002  # frames are read
         """See Store."""
@@ -249,8 +256,11 @@ class _SealingAccess(DeviceAccess):
 class _EncryptedReadSession(ReadSession):
     """A session of the store in it, whose frames are opened on their way into pool memory."""
 
-    def __init__(self, store: EncryptedStore, inner: ReadSession, request: ReadRequest) -> None:
+    def __init__(
+        self, store: EncryptedStore, name: str, inner: ReadSession, request: ReadRequest
+    ) -> None:
         self._store, self._inner, self._request = store, inner, request
+        self._name = name
         self._layout = BlockLayout(object_bytes=request.object_bytes)
         self._lock = threading.Lock()
         self._bad: set[int] = set()
@@ -272,7 +282,7 @@ class _EncryptedReadSession(ReadSession):
             plan.pool, plan.num_pages, self._layout.covering(plan), base=_BASE
         )
         opening = OpeningAccess(self._open, plan, memory)
-        statuses = self._inner.read(frames, opening)
+        statuses = checked_read(self._name, self._inner, frames, opening)
         self._drop(opening.bad)
         return tuple(self._status(page, status, opening) for page, status in enumerate(statuses))
 

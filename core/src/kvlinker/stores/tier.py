@@ -26,6 +26,7 @@ from kvlinker.store import (
     ReadStatus,
     Store,
     StoreCapabilities,
+    StoreStats,
     WriteBatch,
     WriteStatus,
 )
@@ -135,6 +136,19 @@ class Tier:
         return self.demand(
             lambda store: checked_flags(self.name, "delete", store.delete(keys), len(keys))
         )
+
+    def stats(self) -> StoreStats | None:
+        """Return the store's figures; None where it is down or cannot tell.
+
+        An answer says nothing of whether its objects can be reached, and so does not end a pause.
+        """
+        if self.is_down:
+            return None
+        try:
+            return self.store.stats()
+        except StoreError as error:
+            self._note(error)
+            return None
 
     def ask(self, call: Callable[[Store], _T], *, otherwise: _T) -> _T:
         """Return what the store answers, or `otherwise` where it is down, raises a StoreError or breaks its contract.

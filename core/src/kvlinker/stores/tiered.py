@@ -155,10 +155,7 @@ class TieredStore(Store):
         the two: which of them both have is not counted. A store that is down has none of these figures.
         """
         unknown = StoreStats(objects=0, used_bytes=0, capacity_bytes=None)
-        all_stats = {
-            tier.name: tier.ask(lambda store: store.stats(), otherwise=unknown)
-            for tier in self._tiers()
-        }
+        all_stats = {tier.name: tier.stats() or unknown for tier in self._tiers()}
         sizes = [stats.capacity_bytes for stats in all_stats.values()]
         return StoreStats(
             objects=max(stats.objects for stats in all_stats.values()),
