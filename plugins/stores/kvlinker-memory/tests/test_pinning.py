@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class Driver:
     def __init__(self, *, refuses: bool = False, keeps: bool = False) -> None:
         self.pinned: dict[int, int] = {}
         self.asked: list[int] = []
+        self.while_unpinning: Callable[[], object] = lambda: None
         self._refuses = refuses
         self._keeps = keeps
 
@@ -61,6 +62,7 @@ class Driver:
 
     def unregister(self, address: int) -> None:
         self._check(address, self.pinned[address])
+        self.while_unpinning()
         if self._keeps:
             msg = "error 999 of the CUDA runtime"
             raise RuntimeError(msg)
@@ -207,6 +209,8 @@ def test_a_segment_that_others_delete_is_let_go_of_before_it_is_unmapped(
         page_bytes=PAGE,
     )
 
+    driver.while_unpinning = other.store.stats  # which waits for whoever has locked the tables
+
     other.store.delete(KEYS[:21])
     assert driver.pinned == taken  # nobody has looked since
     pinned.store.stats()
@@ -217,6 +221,7 @@ def test_a_segment_that_others_delete_is_let_go_of_before_it_is_unmapped(
     assert [is_mapped(address) for address in sorted(taken)] == [
         address in left for address in sorted(taken)
     ]
+    driver.while_unpinning = lambda: None
     other.store.close()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +63,8 @@ class SlabSpace:
         """Entries of the segments of each kind, in order of number."""
         self._retiring: set[tuple[int, int]] = set()
         """Number and incarnation of the segments that this opener is about to delete or to cut anew."""
+        self._gone: deque[Segment] = deque()
+        """Pinned ones that no table has any more."""
         self._version = -1
         self._catalog_bytes = 0
         self._index_rows()
@@ -87,7 +91,7 @@ class SlabSpace:
         kept = set(found.values())
         for segment in self._segments.values():
             if segment not in kept:
-                segment.close()
+                self._let_go(segment)
         self._segments = found
         self._entries = {segment.number: entry for entry, segment in found.items()}
         self._kinds = {}
@@ -95,6 +99,19 @@ class SlabSpace:
             self._kinds.setdefault(segment.kind, []).append(entry)
         self._index_rows()
         self._version = version
+
+    def _let_go(self, segment: Segment) -> None:
+        """Unmap a segment that is no more, or have `close_gone` do it: a device may take its time to unpin it."""
+        if segment.is_pinned:
+            self._gone.append(segment)
+        else:
+            segment.close()
+
+    def close_gone(self) -> None:
+        """Unpin and unmap the segments that are no more; for whoever has left the locks."""
+        while self._gone:
+            with suppress(IndexError):  # another thread was faster
+                self._gone.popleft().close()
 
     def _adopt(self, entry: int, known: Mapping[tuple[int, int], Segment]) -> Segment:
         """Return the segment of an entry: the one that is known, if it still is that."""
@@ -249,6 +266,7 @@ class SlabSpace:
 
     def close(self) -> None:
         """Unmap everything."""
+        self.close_gone()
         for segment in self:
             segment.close()
 

@@ -304,6 +304,7 @@ class StoreState:
                 self.index.free_unread(self.marks.unpin(rows))
                 self.index.give(taken)
             yield
+        self.space.close_gone()
 
     def let_go(self, rows: IndexArray, taken: Sequence[Taken] = ()) -> None:
         """Let go of rows that a session or a call kept, and of slots that it took, if the store is still open.
