@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -302,8 +304,35 @@ def test_closing_ends_the_wait_for_the_next_attempt() -> None:
     store.close()
     thread.join(60)
 
-    assert [str(error) for error in errors] == ["no answer now"]
+    assert [type(error) for error in errors] == [StoreClosedError]
     assert len(inner.script.fired) == 1
+
+
+class Permission:
+    """Permits to publish."""
+
+    def __call__(self) -> bool:
+        return True
+
+
+def test_l12_nothing_of_a_call_stays_in_memory_behind_its_retries() -> None:
+    inner = faulty()
+    store = retrying(inner)
+    shelf, keys = Shelf(store), object_keys(1)
+    inner.script.add(fails(Call.WRITE, times=1), fails(Call.READ, times=1))
+    permission, access = Permission(), FaultAccess(shelf.access)
+    kept = weakref.ref(permission), weakref.ref(access)
+    gc.disable()
+    try:
+        assert shelf.write(keys, may_publish=permission) == (WRITTEN,)
+        assert shelf.read(keys, memory=access) == (OK,)
+        del permission, access
+        alive = kept[0](), kept[1]()
+    finally:
+        gc.enable()
+
+    assert alive == (None, None)
+    assert store.stats().counters["recovered"] == 2
 
 
 def test_t4_a_wrong_count_is_passed_on_to_be_refused() -> None:

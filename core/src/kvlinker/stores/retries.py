@@ -83,27 +83,29 @@ class Retries:
         Raises:
             StoreError: the last attempt's, or that this was closed before.
         """
-        if self._closing.is_set():
-            msg = "the store was closed and is not asked again; open it anew"
-            raise StoreClosedError(msg)
+        self._check_open()
         until = time.monotonic() + seconds
         self._budget.earn()
+        failed: list[StoreError] = []
         try:
             return ask()
         except StoreError as error:
             if not _is_transient(error) or not may_repeat():
                 raise
-            failed = error
+            failed.append(error)
         return self._again(failed, ask, until, may_repeat)
 
     def _again(
         self,
-        failed: StoreError,
+        first: list[StoreError],
         ask: Callable[[], _T],
         until: float,
         may_repeat: Callable[[], bool],
     ) -> _T:
-        """Go on behind a first attempt that failed."""
+        """Go on behind a first attempt.
+
+        Its error is taken out of a list: with its frames, what keeps it would keep pool memory and itself.
+        """
         from tenacity import (
             Retrying,
             retry_if_exception,
@@ -111,11 +113,10 @@ class Retries:
             wait_random_exponential,
         )
 
-        first = [failed]
-
         def attempt() -> _T:
-            if first or self._closing.is_set():
-                raise first.pop() if first else failed
+            if first:
+                raise first.pop()
+            self._check_open()
             return ask()
 
         retrying = Retrying(
@@ -128,6 +129,11 @@ class Retries:
         answer = retrying(attempt)
         self._counts.add("recovered")
         return answer
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            msg = "the store was closed and is not asked again; open it anew"
+            raise StoreClosedError(msg)
 
     def _must_stop(self, state: RetryCallState, until: float) -> bool:
         if self._closing.is_set() or state.attempt_number >= self._attempts:
