@@ -60,7 +60,7 @@ def test_l13_a_linker_restores_from_pinned_memory_and_closing_lets_go_of_it(
 
     assert not pools.wrong_pages(wanted)
     assert access.pinned_copies > 0
-    assert len(pinned) == store.stats().counters["pinned"] > 0
+    assert len(pinned) == store.stats().counters["files_pinned"] > 0
     linker.close()
     store.close()
     access.close()

@@ -126,7 +126,7 @@ class Pinned:
     def counted(self) -> tuple[int, int]:
         """Return how many segments were pinned, and how many could not be."""
         counters = self.store.stats().counters
-        return counters["pinned"], counters["unpinned"]
+        return counters["files_pinned"], counters["files_not_pinned"]
 
     def close(self) -> None:
         """Close the store, then the access."""

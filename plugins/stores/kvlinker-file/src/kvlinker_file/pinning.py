@@ -14,8 +14,8 @@ from kvlinker_file.segments import Segment
 
 __all__ = ["PIN_COUNTERS", "SegmentPins"]
 
-PIN_COUNTERS = ("pinned", "unpinned")
-"""Segments that were pinned, and segments that could not be."""
+PIN_COUNTERS = ("files_pinned", "files_not_pinned")
+"""Segments that were pinned, and segments that could not be; a wrapper counts objects as `pinned`."""
 
 
 class SegmentPins:
