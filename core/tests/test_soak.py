@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from kvlinker.store import ObjectKey
 from kvlinker.testing import MemoryStore
 from kvlinker.testing.shelves import Shelf, object_keys
-from kvlinker.testing.soak import Outage, SoakPlan, SoakReport, run_soak
+from kvlinker.testing.soak import Outage, SoakPlan, SoakReport, SoakTarget, run_soak
 from kvlinker.testing.soak_checks import USUAL_ANSWERS, check_report, check_what_is_left
 from kvlinker.testing.soak_keys import Family, SoakKeys
 from kvlinker.testing.soak_plants import Plant
@@ -20,31 +20,27 @@ SHORT = SoakPlan(seconds=2, calls=600, processes=2, numbers=12, kills=3, stops=1
 ENDLESS = SoakPlan(seconds=60, processes=1, users=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryTarget:
-    """Memory, one for each process, that a file makes unreachable."""
-
-    away: Path
-    module: str = "soaked_memory"
-    grace_seconds: float = 1.0
-    lets_go_late: bool = False
-
-    @property
-    def config(self) -> Mapping[str, object]:
-        return {"away": str(self.away)}
-
-    @property
-    def outages(self) -> Sequence[Outage]:
-        return (Outage(name="away", begin=self.away.touch, end=self.away.unlink),)
+def soaked_memory(away: Path) -> SoakTarget:
+    """Return memory, one for each process, that a file makes unreachable."""
+    return SoakTarget(
+        module="soaked_memory",
+        config={"away": str(away)},
+        outages=(Outage(name="away", begin=away.touch, end=away.unlink),),
+    )
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> MemoryTarget:
-    return MemoryTarget(away=tmp_path / "away")
+def away(tmp_path: Path) -> Path:
+    return tmp_path / "away"
+
+
+@pytest.fixture
+def target(away: Path) -> SoakTarget:
+    return soaked_memory(away)
 
 
 def test_a_soak_kills_stops_and_cuts_off_and_ends_in_time(
-    target: MemoryTarget, tmp_path: Path
+    target: SoakTarget, away: Path, tmp_path: Path
 ) -> None:
     report = run_soak(target, tmp_path, SHORT)
 
@@ -53,7 +49,7 @@ def test_a_soak_kills_stops_and_cuts_off_and_ends_in_time(
     assert report.outages == {"away": 2}
     assert report.processes > SHORT.processes
     assert SHORT.seconds <= report.seconds < 60
-    assert not target.away.exists()
+    assert not away.exists()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +67,7 @@ def test_a_soak_kills_stops_and_cuts_off_and_ends_in_time(
     ids=lambda value: value.value if isinstance(value, Plant) else "",
 )
 def test_a_soak_notices_what_is_planted(
-    target: MemoryTarget, tmp_path: Path, plant: Plant, violation: str
+    target: SoakTarget, tmp_path: Path, plant: Plant, violation: str
 ) -> None:
     silence = 1 if plant is Plant.HANG else 60
     plan = replace(ENDLESS, plant=plant, silence_seconds=silence, page_bytes=(640,))
@@ -84,7 +80,7 @@ def test_a_soak_notices_what_is_planted(
 
 
 def test_what_a_store_lets_go_of_late_must_not_grow_all_the_same(
-    target: MemoryTarget, tmp_path: Path
+    target: SoakTarget, tmp_path: Path
 ) -> None:
     plan = replace(ENDLESS, plant=Plant.DESCRIPTOR, page_bytes=(640,))
 
@@ -102,9 +98,8 @@ PLAN = SoakPlan(seconds=1, page_bytes=(640,))
 def a_report(store: MemoryStore, keys: Sequence[ObjectKey]) -> SoakReport:
     """Store some objects, and return what a soak without any call says."""
     Shelf(store).stock(keys)
-    return run_soak(
-        MemoryTarget(away=Path("nowhere")), Path(), replace(PLAN, seconds=1e-9, processes=2)
-    )
+    plan = replace(PLAN, seconds=1e-9, processes=2)
+    return run_soak(soaked_memory(Path("nowhere")), Path(), plan)
 
 
 def test_what_is_left_is_read_and_removed() -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from kvlinker.testing.soak_plants import Plant
 from kvlinker.testing.soak_worker import WorkerSettings, owner_names
@@ -51,28 +50,20 @@ class Outage:
     """Least and most time between both."""
 
 
-class SoakTarget(Protocol):
-    """A store as a soak needs it: the adapter of one plugin."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakTarget:
+    """A store as a soak needs it."""
 
-    @property
-    def module(self) -> str:
-        """Name of the module that the plugin's entry point names."""
-
-    @property
-    def config(self) -> Mapping[str, object]:
-        """The store's options, in values that JSON has."""
-
-    @property
-    def outages(self) -> Sequence[Outage]:
-        """What can happen to its server; empty for a store without one."""
-
-    @property
-    def grace_seconds(self) -> float:
-        """How long after an outage, or after it was stopped, a process may still be told of errors."""
-
-    @property
-    def lets_go_late(self) -> bool:
-        """A closed store's threads and descriptors may end a little later than it."""
+    module: str
+    """Name of the module that the plugin's entry point names."""
+    config: Mapping[str, object]
+    """The store's options, in values that JSON has; impatient ones, where there is a server."""
+    outages: tuple[Outage, ...] = ()
+    """What can happen to its server."""
+    grace_seconds: float = 1.0
+    """How long after an outage, or after it was stopped, a process may still be told of errors."""
+    lets_go_late: bool = False
+    """A closed store's threads and descriptors may end a little later than it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

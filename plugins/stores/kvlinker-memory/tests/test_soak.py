@@ -7,36 +7,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import kvlinker_memory
-from kvlinker.testing.soak import Outage, SoakPlan, run_soak
+from kvlinker.testing.soak import SoakPlan, SoakTarget, run_soak
 from kvlinker.testing.soak_checks import USUAL_ANSWERS, check_report, check_what_is_left
 
 _log = logging.getLogger(__name__)
 
 SOAK_SECONDS = float(os.environ.get("KVLINKER_SOAK_SECONDS", "600")) / 5
 SHORT = SoakPlan(seconds=2, calls=300, processes=2, numbers=12, kills=3, stops=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SoakedMemory:
-    """The adapter of the memory store for `kvlinker.testing.soak`."""
-
-    folder: Path
-    module: str = "kvlinker_memory"
-    grace_seconds: float = 1.0
-    lets_go_late: bool = False
-    outages: Sequence[Outage] = ()
-
-    @property
-    def config(self) -> Mapping[str, object]:
-        """So small that objects are evicted."""
-        return {"path": str(self.folder / "store"), "capacity": "4MiB"}
 
 
 @pytest.mark.parametrize(
@@ -49,7 +31,9 @@ class SoakedMemory:
 def test_b71_b72_processes_that_are_killed_leave_whole_objects_to_the_others(
     in_memory: Path, tmp_path: Path, plan: SoakPlan
 ) -> None:
-    target = SoakedMemory(folder=in_memory)
+    # So small that objects are evicted.
+    config = {"path": str(in_memory / "store"), "capacity": "4MiB"}
+    target = SoakTarget(module="kvlinker_memory", config=config)
 
     report = run_soak(target, tmp_path, plan)
 

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from mooncake_cluster import MooncakeCluster
 
-from kvlinker.testing.soak import Outage
+from kvlinker.testing.soak import Outage, SoakTarget
 
-__all__ = ["SoakedMooncake"]
+__all__ = ["soaked_mooncake"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoakedMooncake:
-    """The adapter of the Mooncake store for `kvlinker.testing.soak`."""
-
-    cluster: MooncakeCluster
-    options: Mapping[str, object]
-    module: str = "kvlinker_mooncake"
-    grace_seconds: float = 20.0
-    """A dead segment seems to be there for about ten seconds, and what a killed writer began for a few."""
-    lets_go_late: bool = True
-
-    @property
-    def config(self) -> Mapping[str, object]:
-        """The cluster's, with a prefix of its own."""
-        return {**self.cluster.options, "prefix": "soak", **self.options}
-
-    @property
-    def outages(self) -> Sequence[Outage]:
-        """Death and a freeze of the master, and death of the memory."""
-        cluster = self.cluster
-        return (
+def soaked_mooncake(cluster: MooncakeCluster, options: Mapping[str, object]) -> SoakTarget:
+    """Return a store on a cluster whose master dies and freezes, and whose memory dies."""
+    return SoakTarget(
+        module="kvlinker_mooncake",
+        config={**cluster.options, "prefix": "soak", **options},
+        outages=(
             Outage(name="master killed", begin=cluster.kill_master, end=cluster.start_master),
             Outage(
                 name="master frozen",
@@ -41,4 +25,8 @@ class SoakedMooncake:
                 seconds=(0.5, 3.0),
             ),
             Outage(name="memory lost", begin=cluster.kill_segments, end=cluster.start_segment),
-        )
+        ),
+        # A dead segment seems to be there for about ten seconds, and what a killed writer began for a few.
+        grace_seconds=20.0,
+        lets_go_late=True,
+    )

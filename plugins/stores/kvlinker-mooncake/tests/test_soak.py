@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from mooncake_cluster import MooncakeCluster, OpenStore
-from soaked_mooncake import SoakedMooncake
+from soaked_mooncake import soaked_mooncake
 
 import kvlinker_mooncake
 from kvlinker.testing.shelves import Shelf
@@ -42,7 +42,7 @@ soak = pytest.mark.soak
 def test_b71_b72_b87_processes_on_a_cluster_that_comes_and_goes_see_right_bytes_or_none(
     own_cluster: MooncakeCluster, tmp_path: Path, options: Mapping[str, object], plan: SoakPlan
 ) -> None:
-    target = SoakedMooncake(cluster=own_cluster, options=options)
+    target = soaked_mooncake(own_cluster, options)
 
     report = run_soak(target, tmp_path, plan)
 

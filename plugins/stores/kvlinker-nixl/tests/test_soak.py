@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from bucket_server import BucketServer
 from peer_process import PeerProcess
-from soaked_nixl import SoakedBucket, SoakedFile, SoakedPeer
+from soaked_nixl import soaked_bucket, soaked_file, soaked_peer
 
 import kvlinker_nixl
 from kvlinker.testing.shelves import Shelf
@@ -58,7 +58,7 @@ def soak_it(target: SoakTarget, scratch: Path, plan: SoakPlan, *more: str) -> No
 def test_b71_b72_processes_that_are_killed_leave_whole_objects_in_a_file(
     tmp_path: Path, options: Mapping[str, object], plan: SoakPlan
 ) -> None:
-    target = SoakedFile(folder=tmp_path / "store", options=options)
+    target = soaked_file(tmp_path / "store", options)
 
     soak_it(target, tmp_path, replace(plan, outages=0))
 
@@ -74,16 +74,14 @@ def test_b71_b72_processes_that_are_killed_leave_whole_objects_in_a_file(
 def test_b71_b72_b87_processes_whose_peer_comes_and_goes_see_right_bytes_or_none(
     peer: PeerProcess, tmp_path: Path, options: Mapping[str, object], plan: SoakPlan
 ) -> None:
-    soak_it(SoakedPeer(server=peer, options=options), tmp_path, plan, "error")
+    soak_it(soaked_peer(peer, options), tmp_path, plan, "error")
 
 
 @soak
 def test_b71_b72_processes_that_are_killed_leave_whole_objects_in_a_bucket(
     bucket: BucketServer, tmp_path: Path
 ) -> None:
-    soak_it(
-        SoakedBucket(server=bucket), tmp_path, replace(LONG, seconds=SOAK_SECONDS / 5, outages=0)
-    )
+    soak_it(soaked_bucket(bucket), tmp_path, replace(LONG, seconds=SOAK_SECONDS / 5, outages=0))
 
 
 @soak
@@ -91,7 +89,7 @@ def test_b71_b72_processes_that_are_killed_leave_whole_objects_in_a_bucket(
 def test_b71_ten_thousand_calls_in_random_order_see_whole_objects_or_none(
     tmp_path: Path, *, staged: bool
 ) -> None:
-    target = SoakedFile(folder=tmp_path, options={"staged": staged})
+    target = soaked_file(tmp_path, {"staged": staged})
     store = kvlinker_nixl.open_store(target.config)
 
     interleave(Shelf(store), calls=10_000, seed=random.SystemRandom().randrange(1 << 30))

@@ -2,69 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
 from redis.exceptions import RedisError
 from redis_server import RedisServer
 
-from kvlinker.testing.soak import Outage
+from kvlinker.testing.soak import Outage, SoakTarget
 
-__all__ = ["SoakedRedis"]
+__all__ = ["soaked_redis"]
 
 _CUTS = 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoakedRedis:
-    """The adapter of the Redis store for `kvlinker.testing.soak`."""
+def soaked_redis(server: RedisServer) -> SoakTarget:
+    """Return a store that needs several calls for some values, and what happens to its server.
 
-    server: RedisServer
-    module: str = "kvlinker_redis"
-    grace_seconds: float = 6.0
-    """More than a call's deadline, its tries and the pause after them."""
-    lets_go_late: bool = False
-
-    @property
-    def config(self) -> Mapping[str, object]:
-        """Impatient, and with values that need several calls."""
-        return {
-            "url": self.server.url,
+    The server dies, freezes within and beyond the deadline, cuts connections, and has no memory.
+    """
+    return SoakTarget(
+        module="kvlinker_redis",
+        config={
+            "url": server.url,
             "prefix": "soak",
             "connect_seconds": 1.0,
             "answer_seconds": 2.0,
             "retry_seconds": 0.4,
             "pause_seconds": 0.1,
             "call_bytes": 64 << 10,
-        }
-
-    @property
-    def outages(self) -> Sequence[Outage]:
-        """Death, a freeze within and beyond the deadline, cut connections, and a server without memory."""
-        server = self.server
-        return (
+        },
+        outages=(
             Outage(name="killed", begin=server.kill, end=server.start, seconds=(0.8, 2.0)),
             Outage(name="frozen", begin=server.freeze, end=server.thaw, seconds=(0.5, 4.0)),
-            Outage(name="cut", begin=self._cut, end=self._cut),
-            Outage(name="out of memory", begin=self._fill, end=self._empty),
-        )
+            Outage(name="cut", begin=lambda: _cut(server), end=lambda: _cut(server)),
+            Outage(
+                name="out of memory",
+                begin=lambda: _limit(server, "1mb"),
+                end=lambda: _limit(server, server.option("--maxmemory")),
+            ),
+        ),
+        # More than a call's deadline, its tries and the pause after them.
+        grace_seconds=6.0,
+    )
 
-    def _cut(self) -> None:
-        client = self.server.client()
+
+def _cut(server: RedisServer) -> None:
+    with server.client() as client:
         for _ in range(_CUTS):
             client.client_kill_filter(_type="normal", skipme=True)
-        client.close()
 
-    def _fill(self) -> None:
-        self._limit("1mb")
 
-    def _empty(self) -> None:
-        self._limit(self.server.option("--maxmemory"))
-
-    def _limit(self, memory: str) -> None:
-        with self.server.client() as client:
-            try:
-                client.config_set("maxmemory", memory)
-            except RedisError as error:
-                message = f"the server on port {self.server.port} takes no limit of {memory}"
-                raise RuntimeError(message) from error
+def _limit(server: RedisServer, memory: str) -> None:
+    with server.client() as client:
+        try:
+            client.config_set("maxmemory", memory)
+        except RedisError as error:
+            message = f"the server on port {server.port} takes no limit of {memory}"
+            raise RuntimeError(message) from error

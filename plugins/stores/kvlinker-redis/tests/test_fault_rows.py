@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from conftest import OpenStore
 from redis_server import RedisServer
 
 from kvlinker.store import ReadStatus, Store, WriteStatus
 from kvlinker.testing.shelves import Shelf, object_keys
+from kvlinker_redis import RedisStore
 
 LIMIT = 6 << 20
 PAGE_BYTES = 256 << 10
@@ -28,7 +28,7 @@ def commands_of(server: RedisServer, call: Callable[[], object]) -> Mapping[str,
 
 
 def test_b76_a_lookup_and_a_load_ask_the_same_however_much_the_server_holds(
-    make_server: Callable[..., RedisServer], open_store: OpenStore
+    make_server: Callable[..., RedisServer], open_store: Callable[..., RedisStore]
 ) -> None:
     server = make_server()
     shelf = Shelf(open_store(server))
@@ -50,7 +50,7 @@ def test_b76_a_lookup_and_a_load_ask_the_same_however_much_the_server_holds(
 
 
 def test_b78_a_server_with_a_limit_stays_below_it_when_stores_come_and_go(
-    make_server: Callable[..., RedisServer], open_store: OpenStore
+    make_server: Callable[..., RedisServer], open_store: Callable[..., RedisStore]
 ) -> None:
     server = make_server("--maxmemory", str(LIMIT), "--maxmemory-policy", "allkeys-lru")
     written = 0

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import OpenStore
 from million_values import MillionValues
 from redis_server import RedisServer
-from soaked_redis import SoakedRedis
+from soaked_redis import soaked_redis
 
 import kvlinker_redis
 from kvlinker.testing.shelves import Shelf
 from kvlinker.testing.soak import SoakPlan, run_soak
 from kvlinker.testing.soak_checks import USUAL_ANSWERS, check_report, check_what_is_left
 from kvlinker.testing.store_row_tests import interleave
+from kvlinker_redis import RedisStore
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def test_b71_b72_b87_processes_on_a_server_that_comes_and_goes_see_right_bytes_o
 ) -> None:
     server = make_server("--maxmemory", MEMORY, "--maxmemory-policy", "allkeys-lru")
     empty = memory_of(server)
-    target = SoakedRedis(server=server)
+    target = soaked_redis(server)
 
     report = run_soak(target, tmp_path, plan)
 
@@ -67,7 +67,7 @@ def test_b71_b72_b87_processes_on_a_server_that_comes_and_goes_see_right_bytes_o
 
 @pytest.mark.soak
 def test_b71_ten_thousand_calls_in_random_order_see_whole_objects_or_none(
-    server: RedisServer, open_store: OpenStore
+    server: RedisServer, open_store: Callable[..., RedisStore]
 ) -> None:
     interleave(
         Shelf(open_store(server)), calls=10_000, seed=random.SystemRandom().randrange(1 << 30)
@@ -78,7 +78,10 @@ def test_b71_ten_thousand_calls_in_random_order_see_whole_objects_or_none(
     "count", [pytest.param(20_000, id="short"), pytest.param(1_000_000, marks=pytest.mark.soak)]
 )
 def test_b76_a_million_objects_are_found_counted_read_and_cleared(
-    make_server: Callable[..., RedisServer], open_store: OpenStore, prefix: str, count: int
+    make_server: Callable[..., RedisServer],
+    open_store: Callable[..., RedisStore],
+    prefix: str,
+    count: int,
 ) -> None:
     server = make_server()
     empty = memory_of(server)

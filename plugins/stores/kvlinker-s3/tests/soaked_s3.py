@@ -2,93 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from http_proxy import Answer, Asked, Proxy
 from s3_server import BUCKET, S3Server, settings_for
 
-from kvlinker.testing.soak import Outage
+from kvlinker.testing.soak import Outage, SoakTarget
 
-__all__ = ["SoakedDirectory", "SoakedS3"]
+__all__ = ["soaked_directory", "soaked_s3"]
 
 _EVERY = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoakedS3:
-    """The adapter of the object store on a server, for `kvlinker.testing.soak`."""
+def soaked_s3(server: S3Server, proxy: Proxy) -> SoakTarget:
+    """Return a store on a server, and what happens to it.
 
-    server: S3Server
-    proxy: Proxy
-    """Between the store and the server; it lives as long as the soak."""
-    module: str = "kvlinker_s3"
-    grace_seconds: float = 8.0
-    """More than a call's deadline, its tries and the pause after them."""
-    lets_go_late: bool = True
-    """The library's own threads close connections."""
+    The server dies and freezes, answers are errors, and connections are cut in the middle of a body.
 
-    @property
-    def config(self) -> Mapping[str, object]:
-        """Impatient."""
-        return {
+    Args:
+        server: holds the objects.
+        proxy: between the store and the server; it lives as long as the soak.
+    """
+    return SoakTarget(
+        module="kvlinker_s3",
+        config={
             "url": f"s3://{BUCKET}",
             "prefix": "soak",
-            "settings": settings_for(self.proxy.port),
+            "settings": settings_for(proxy.port),
             "connect_seconds": 1.0,
             "answer_seconds": 3.0,
             "request_seconds": 6.0,
             "retry_seconds": 0.4,
             "pause_seconds": 0.1,
             "concurrency": 4,
-        }
-
-    @property
-    def outages(self) -> Sequence[Outage]:
-        """Death, a freeze, answers that are errors, and connections that are cut in the middle of a body."""
-        server = self.server
-        return (
+        },
+        outages=(
             Outage(name="killed", begin=server.kill, end=server.start, seconds=(0.6, 1.5)),
-            Outage(name="cut", begin=self._cut, end=self._pass_on, seconds=(0.5, 2.0)),
+            Outage(
+                name="cut",
+                begin=lambda: _cut(proxy),
+                end=lambda: _pass_on(proxy),
+                seconds=(0.5, 2.0),
+            ),
             Outage(name="frozen", begin=server.freeze, end=server.thaw, seconds=(0.5, 4.0)),
-            Outage(name="errors", begin=self._fail, end=self._pass_on, seconds=(0.5, 2.0)),
-        )
-
-    def _cut(self) -> None:
-        numbers = count()
-
-        def cut_some(asked: Asked, answer: Answer) -> None:
-            if next(numbers) % _EVERY == 0:
-                answer.cut, answer.is_reset = len(answer.body) // 2, asked.method == "PUT"
-
-        self.proxy.after = cut_some
-
-    def _fail(self) -> None:
-        numbers = count()
-
-        def refuse_some(_: Asked) -> Answer | None:
-            return Answer(status=503) if next(numbers) % _EVERY else None
-
-        self.proxy.before = refuse_some
-
-    def _pass_on(self) -> None:
-        self.proxy.before = self.proxy.after = None
-        self.proxy.asked.clear()  # of a soak, there are very many
+            Outage(
+                name="errors",
+                begin=lambda: _fail(proxy),
+                end=lambda: _pass_on(proxy),
+                seconds=(0.5, 2.0),
+            ),
+        ),
+        # More than a call's deadline, its tries and the pause after them.
+        grace_seconds=8.0,
+        # The library's own threads close connections.
+        lets_go_late=True,
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoakedDirectory:
-    """The adapter of the object store in a directory, which nothing can happen to."""
+def soaked_directory(folder: Path) -> SoakTarget:
+    """Return a store in a directory, which nothing can happen to."""
+    config = {"url": folder.as_uri(), "prefix": "soak", "concurrency": 4}
+    return SoakTarget(module="kvlinker_s3", config=config, lets_go_late=True)
 
-    folder: Path
-    module: str = "kvlinker_s3"
-    grace_seconds: float = 1.0
-    lets_go_late: bool = True
-    outages: Sequence[Outage] = ()
 
-    @property
-    def config(self) -> Mapping[str, object]:
-        """A folder of its own."""
-        return {"url": self.folder.as_uri(), "prefix": "soak", "concurrency": 4}
+def _cut(proxy: Proxy) -> None:
+    numbers = count()
+
+    def cut_some(asked: Asked, answer: Answer) -> None:
+        if next(numbers) % _EVERY == 0:
+            answer.cut, answer.is_reset = len(answer.body) // 2, asked.method == "PUT"
+
+    proxy.after = cut_some
+
+
+def _fail(proxy: Proxy) -> None:
+    numbers = count()
+
+    def refuse_some(_: Asked) -> Answer | None:
+        return Answer(status=503) if next(numbers) % _EVERY else None
+
+    proxy.before = refuse_some
+
+
+def _pass_on(proxy: Proxy) -> None:
+    proxy.before = proxy.after = None
+    proxy.asked.clear()  # of a soak, there are very many

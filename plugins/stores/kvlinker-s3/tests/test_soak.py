@@ -16,7 +16,7 @@ import pytest
 from http_proxy import proxy_to
 from million_files import put_files
 from s3_server import OpenStore, S3Server
-from soaked_s3 import SoakedDirectory, SoakedS3
+from soaked_s3 import soaked_directory, soaked_s3
 
 import kvlinker_s3
 from kvlinker.testing.many_objects import ManyObjects
@@ -53,7 +53,7 @@ def test_b71_b72_b87_processes_on_a_server_that_comes_and_goes_see_right_bytes_o
     own_server: S3Server, tmp_path: Path, plan: SoakPlan
 ) -> None:
     with proxy_to(own_server.port) as proxy:
-        target = SoakedS3(server=own_server, proxy=proxy)
+        target = soaked_s3(own_server, proxy)
 
         report = run_soak(target, tmp_path, plan)
 
@@ -74,7 +74,7 @@ def test_b71_b72_b87_processes_on_a_server_that_comes_and_goes_see_right_bytes_o
 def test_b71_b72_processes_that_are_killed_leave_whole_objects_in_a_directory(
     tmp_path: Path, plan: SoakPlan
 ) -> None:
-    target = SoakedDirectory(folder=tmp_path / "objects")
+    target = soaked_directory(tmp_path / "objects")
 
     report = run_soak(target, tmp_path, plan)
 
