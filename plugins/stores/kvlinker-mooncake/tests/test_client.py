@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import ModuleType
 
 import pytest
@@ -363,6 +364,24 @@ def test_t6_a_master_that_describes_nothing_is_asked_whether_it_is_there() -> No
 
     with pytest.raises(StoreTimeoutError, match="the client says -900"):
         shelf.read(keys)
+
+
+def test_t6_no_bytes_are_asked_for_once_another_call_found_the_master_gone() -> None:
+    fake = FakeClient()
+    shelf, keys = Shelf(open_fake(fake, pause_seconds=60.0)), object_keys(2)
+    shelf.stock(keys)
+
+    def find_it_gone(name: str) -> list[int] | None:
+        if name == "batch_get_replica_desc":
+            with suppress(StoreTimeoutError):
+                shelf.store.delete(keys)
+        return [int(Code.NO_ANSWER)] * 2 if name == "batch_remove" else None
+
+    fake.before = find_it_gone
+
+    with pytest.raises(StoreTimeoutError, match="get: the master did not answer lately"):
+        shelf.read(keys)
+    assert not fake.moved_by(WHOLE)
 
 
 @pytest.mark.parametrize("layer", [None, 1], ids=["whole", "layer"])
