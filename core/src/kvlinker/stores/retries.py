@@ -63,7 +63,7 @@ class Retries:
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Ask nobody again; who waits is told the error that it waits for."""
+        """Ask nobody again; who waits to do so is told that the store was closed."""
         self._closing.set()
 
     def call(
