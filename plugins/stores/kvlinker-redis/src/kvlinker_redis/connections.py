@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 
 __all__ = ["SocketPool", "SocketReading", "credentials_of"]
 
-_AHEAD_BYTES = 8 << 20
-"""Replies that a server may have ready for one reading."""
-
 
 class SocketPool:
     """A pool of redis-py's, whose connections move values without copying them."""
 
-    def __init__(self, pool: ConnectionPool) -> None:
+    def __init__(self, pool: ConnectionPool, *, ahead_bytes: int) -> None:
         """Take over a pool that has no connection yet.
+
+        Args:
+            pool: of redis-py.
+            ahead_bytes: of replies that a server may have ready for one reading.
 
         Raises:
             StoreError: it makes connections of a kind that is not known.
         """
+        self.ahead_bytes = ahead_bytes
         self._pool = pool
         self._sockets = _show_sockets(pool)
 
@@ -122,8 +124,9 @@ class SocketReading(Reading):
 
     def _ask_ahead(self) -> None:
         """Ask what may be on its way by now, much at a time: each time wakes the server."""
-        room = _AHEAD_BYTES - sum(question.room for question in self._asked)
-        if self._asked and room < _AHEAD_BYTES // 2:
+        most = self._pool.ahead_bytes
+        room = most - sum(question.room for question in self._asked)
+        if self._asked and room < most // 2:
             return
         texts: list[bytes] = []
         while self._unasked and (not self._asked or room >= self._unasked[0].room):

@@ -19,15 +19,17 @@ class Question:
     """Commands whose replies are taken together."""
 
     commands: Sequence[Command]
+    values: int
+    """Replies that are values; the others are numbers."""
     reply_bytes: int
-    """Of each reply at most."""
+    """Of each value at most."""
     text: bytes
     """The commands as they go over the wire."""
 
     @property
     def room(self) -> int:
         """Bytes of a block that the replies fit into."""
-        return room_for(len(self.commands), self.reply_bytes)
+        return room_for(self.values, self.reply_bytes) + room_for(len(self.commands), 0)
 
 
 class Reading(ABC):
