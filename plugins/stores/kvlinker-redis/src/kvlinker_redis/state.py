@@ -27,11 +27,6 @@ COUNTERS = (
 """Events that a store counts from its opening on."""
 
 
-def checksum(data: memoryview) -> int:
-    """Return the XXH3 checksum of 64 bits."""
-    return xxhash.xxh3_64_intdigest(data)
-
-
 class StoreState:
     """What all calls of one open store share."""
 
@@ -45,7 +40,9 @@ class StoreState:
         blocks = HostBlocks(2 * options.call_bytes)
         self.read_values = RedisValues(self.reads, self.names, options, blocks)
         self.write_values = RedisValues(self.writes, self.names, options, blocks)
-        self.framed = FramedState(checksum=checksum, blocks=blocks, counters=COUNTERS)
+        self.framed = FramedState(
+            checksum=xxhash.xxh3_64_intdigest, blocks=blocks, counters=COUNTERS
+        )
 
     def close(self) -> None:
         """Close both lanes. Idempotent."""

@@ -31,11 +31,6 @@ _KEPT_BLOCKS = 4
 """So many stay for the next write."""
 
 
-def checksum(data: memoryview) -> int:
-    """Return the XXH3 checksum of 64 bits."""
-    return xxhash.xxh3_64_intdigest(data)
-
-
 class StoreState:
     """What all calls of one open store share."""
 
@@ -54,7 +49,9 @@ class StoreState:
         self.read_values = S3Values(self.reads, self.names, options.call_bytes)
         self.write_values = S3Values(self.writes, self.names, options.call_bytes)
         blocks = HostBlocks(BLOCK_BYTES, kept=_KEPT_BLOCKS)
-        self.framed = FramedState(checksum=checksum, blocks=blocks, counters=COUNTERS)
+        self.framed = FramedState(
+            checksum=xxhash.xxh3_64_intdigest, blocks=blocks, counters=COUNTERS
+        )
         self.creates = True
         """Whether the server knows writes that do not replace; until it says otherwise."""
 
