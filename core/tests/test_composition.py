@@ -99,6 +99,22 @@ def test_tiers_of_one_plugin_are_told_apart(registry: PluginRegistry) -> None:
     store.close()
 
 
+def test_a_number_that_is_another_plugin_s_name_is_passed_over(site: FakeSite) -> None:
+    for name in ("box", "box_2"):
+        modules = {f"fake_{name}": _BOX}
+        entries = {name: f"fake_{name}"}
+        site.install(f"fake-{name}", entries, kind=PluginKind.STORE, modules=modules)
+    found = load_plugins(kinds=(PluginKind.STORE,), allow=["box", "box_2"])
+
+    store = compose("tiers", {"stores": [{"box": {}}, {"box_2": {}}, {"box": {}}]}).open(found)
+
+    Shelf(store).stock(object_keys(1))
+    counters = store.stats().counters
+    written = sorted(name for name in counters if name.endswith("_written"))
+    assert written == ["behind_box_box_2_written", "behind_box_box_3_written", "box_written"]
+    store.close()
+
+
 def test_what_was_opened_is_closed_when_the_next_one_is_refused(registry: PluginRegistry) -> None:
     with pytest.raises(ContractError, match="no box today"):
         compose("tiers", {"stores": [{"box": {}}, {"crate": {"refuse": True}}]}).open(registry)
