@@ -41,6 +41,10 @@ LEASE_MS = 500
 CLONE_NEWNET = 0x40000000
 SIOCSIFFLAGS = 0x8914
 UP_AND_RUNNING = 0x41
+WHY_MISSED = (
+    "After each read, and so once for a layer, the store asks the master where the objects are: "
+    "a round trip and two changes of thread that the client does not make."
+)
 SEGMENT = """
 import sys
 from mooncake.store import MooncakeDistributedStore
@@ -235,6 +239,7 @@ def _rows(raw: mooncake.RawClient, address: str, scale: Scale) -> Iterator[Row]:
         make_client=lambda shape, block: Client(raw, shape, block, next(numbers)),
         open_store=lambda: MooncakeStore(options),
         moved=48 * MIB,
+        why_missed=WHY_MISSED,
     )
     for shape in SHAPES if scale.choose(1, 0) else SHAPES[1:2]:
         yield from measure_shape(contest, shape, scale)

@@ -11,6 +11,9 @@ from kvlinker.store import ObjectKey
 __all__ = ["Names"]
 
 
+_SPLIT = 2 * NAMESPACE_BYTES
+
+
 class Names:
     """The names of one store."""
 
@@ -27,7 +30,8 @@ class Names:
         if len(key) != OBJECT_KEY_BYTES:
             msg = f"an object key has {OBJECT_KEY_BYTES} bytes, got {len(key)}; build it with a KeyBuilder"
             raise ContractError(msg)
-        return f"{self._prefix}/{key[:NAMESPACE_BYTES].hex()}/{key[NAMESPACE_BYTES:].hex()}"
+        digits = key.hex()
+        return f"{self._prefix}/{digits[:_SPLIT]}/{digits[_SPLIT:]}"
 
     def of_objects(self, keys: Sequence[ObjectKey]) -> list[str]:
         """Return the names of objects, in order; see `of_object`."""

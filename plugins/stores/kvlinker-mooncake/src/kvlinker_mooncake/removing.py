@@ -39,6 +39,8 @@ class Removals:
 
     def are_hidden(self, names: Sequence[str]) -> list[bool]:
         """Return which objects count as removed, though they are there."""
+        if not self._hidden:
+            return [False] * len(names)
         self._try_hidden()
         return [name in self._hidden for name in names]
 

@@ -44,9 +44,9 @@ class StoreState:
         Raises:
             StoreError: the master cannot be asked.
         """
-        hidden = self.removals.are_hidden(names)
-        # Not even asked for: a look takes a lease, and what is hidden waits for the end of the last one.
-        shown = [name for name, is_hidden in zip(names, hidden, strict=True) if not is_hidden]
+        shown = self._shown(names)
+        if len(shown) == len(names):
+            return self.client.look(names)
         found = dict(zip(shown, self.client.look(shown), strict=True))
         return [found.get(name) for name in names]
 
@@ -56,10 +56,18 @@ class StoreState:
         Raises:
             StoreError: the master cannot be asked.
         """
-        hidden = self.removals.are_hidden(names)
-        shown = [name for name, is_hidden in zip(names, hidden, strict=True) if not is_hidden]
+        shown = self._shown(names)
+        if len(shown) == len(names):
+            return tuple(self.client.exist(names))
         found = dict(zip(shown, self.client.exist(shown), strict=True))
         return tuple(found.get(name, False) for name in names)
+
+    def _shown(self, names: Sequence[str]) -> Sequence[str]:
+        """Return what may be asked for: a question takes a lease, and what is hidden waits for the last one's end."""
+        hidden = self.removals.are_hidden(names)
+        if not any(hidden):
+            return names
+        return [name for name, is_hidden in zip(names, hidden, strict=True) if not is_hidden]
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a counter."""
