@@ -23,6 +23,10 @@ _MAX_DESCRIPTORS = 8192
 """Ranges of one transfer: backends have queues of limited length."""
 _FIRST_POLL_SECONDS = 0.00002
 _MAX_POLL_SECONDS = 0.001
+_WORKING_SECONDS = 0.00005
+"""A question that takes longer has moved something."""
+_CACHED_BYTES = 8 << 20
+"""So much is looked at again while it is in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,10 @@ class Line:
         self._numbers = 0
         self.kept: list[Registration] = []
         """Of files that transfers name; released with the line."""
+
+    def bytes_at_once(self, *, is_cached: bool) -> int:
+        """Return how many bytes to move before they are looked at: few where memory is what limits, not a device."""
+        return min(self.limits.call_bytes, _CACHED_BYTES) if is_cached else self.limits.call_bytes
 
     def __str__(self) -> str:
         """Return the store and the direction, for messages."""
@@ -234,9 +242,17 @@ def wait_for(transfer: Transfer, seconds: float | None) -> bool:
     """Poll until a transfer has ended; False when the time is over first."""
     end = None if seconds is None else time.monotonic() + seconds
     pause = _FIRST_POLL_SECONDS
+    asked = time.monotonic()
     while not transfer.has_ended():
-        if end is not None and time.monotonic() >= end:
+        now = time.monotonic()
+        if end is not None and now >= end:
             return False
-        time.sleep(pause)
-        pause = min(pause * 1.5, _MAX_POLL_SECONDS)
+        if now - asked > _WORKING_SECONDS:
+            pause = (
+                _FIRST_POLL_SECONDS  # files are read and written while the client is asked: ask on
+            )
+        else:
+            time.sleep(pause)
+            pause = min(pause * 1.5, _MAX_POLL_SECONDS)
+        asked = time.monotonic()
     return True

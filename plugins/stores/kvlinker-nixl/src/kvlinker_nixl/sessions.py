@@ -188,6 +188,13 @@ class SlotReadSession(ReadSession):
         self, part: FoundObjects, numbers: IndexArray, ranges: IndexArray, plan: TransferPlan
     ) -> None:
         """Let the bytes land in pool memory, and compare them there; what is wrong there is not reported as right."""
+        each = max(1, self._state.read_bytes // int(plan.range_bytes.sum()))
+        for chosen in parts_of(len(numbers), each):
+            self._land(part, numbers[chosen], ranges, plan)
+
+    def _land(
+        self, part: FoundObjects, numbers: IndexArray, ranges: IndexArray, plan: TransferPlan
+    ) -> None:
         positions = part.positions[numbers]
         chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
         starts = self._pins.offsets[positions] + part.header_bytes
@@ -204,7 +211,7 @@ class SlotReadSession(ReadSession):
         self, part: FoundObjects, numbers: IndexArray, plan: TransferPlan, memory: DeviceAccess
     ) -> None:
         """Read into host memory, compare, and copy what is right."""
-        limit = self._state.reads.limits.call_bytes
+        limit = self._state.read_bytes
         for piece in cut_plan(part.headers, int(numbers[0]), plan, limit):
             good = numbers[self._status[part.positions[numbers]] == _OK]
             each = max(1, limit // (piece.size + 2 * self._state.alignment))

@@ -14,6 +14,7 @@ from kvlinker_nixl.moving import Line
 
 __all__ = ["SlotState", "checksum"]
 
+_BLOCK = 4096
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +54,16 @@ class SlotState:
         self.has_checksums = has_checksums
         self._lock = threading.Lock()
         self._counters: Counter[str] = Counter()
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that a load moves before it compares them."""
+        return self.reads.bytes_at_once(is_cached=self.alignment < _BLOCK)
+
+    @property
+    def write_bytes(self) -> int:
+        """Bytes that an offload puts together before it moves them."""
+        return self.writes.bytes_at_once(is_cached=self.alignment < _BLOCK)
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a counter."""

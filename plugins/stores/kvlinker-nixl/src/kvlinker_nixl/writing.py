@@ -141,7 +141,7 @@ class _Write:
         """Frame objects in host memory, and move the frames."""
         line, size = self._state.writes, work.frame_bytes
         row_bytes = round_up(size, self._state.alignment)
-        each = max(1, line.limits.call_bytes // row_bytes)
+        each = max(1, self._state.write_bytes // row_bytes)
         for part in parts_of(len(positions), each):
             count = len(positions[part])
             with line.blocks.borrow(count * row_bytes) as block:
