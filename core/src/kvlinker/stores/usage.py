@@ -84,7 +84,7 @@ class ToldUsage(Usage):
             self._reserved += size * fits
             return fits
 
-    def settle(self, key: ObjectKey, size: int, *, is_new: bool, is_stored: bool) -> None:  # noqa: ARG002
+    def settle(self, key: ObjectKey, size: int, *, is_new: bool, is_stored: bool) -> None:  # noqa: ARG002  # the store knows both
         """See Usage."""
         with self._lock:
             self._reserved -= size
