@@ -27,6 +27,7 @@ from kvlinker.framed_objects import (
 )
 from kvlinker.framed_runs import FramedRun, following
 from kvlinker.frames import header_bytes
+from kvlinker.host_blocks import HostBlocks
 from kvlinker.named_values import Beginning, NamedValues, Range
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
@@ -246,18 +247,28 @@ class FramedReadSession(ReadSession):
         verdicts = which_are_right(part.headers, numbers, piece, views, checksum=checksum)
         positions = part.positions[numbers]
         if all(verdicts):
-            _copy_in(piece, positions, [view for view in views if view is not None], memory)
+            self._copy_in(piece, positions, views, memory)
             return
         is_right = np.array(verdicts)
-        good = [view for view, right in zip(views, verdicts, strict=True) if right and view]
-        if good:
-            _copy_in(piece, positions[is_right], good, memory)
+        if is_right.any():
+            good = [view for view, right in zip(views, verdicts, strict=True) if right]
+            self._copy_in(piece, positions[is_right], good, memory)
         is_gone = np.array([view is None for view in views])
         self._vanish(positions[is_gone])
         is_wrong = ~is_right & ~is_gone
         if is_wrong.any():
             is_short = np.array([len(view or b"") != piece.size for view in views])
             self._look_again(part, numbers[is_wrong], is_short[is_wrong])
+
+    def _copy_in(
+        self,
+        piece: Piece,
+        positions: IndexArray,
+        views: Sequence[memoryview | None],
+        memory: DeviceAccess,
+    ) -> None:
+        right = [view for view in views if view is not None]
+        _copy_in(piece, positions, right, memory, self._state.blocks)
 
     def _vanish(self, positions: IndexArray) -> None:
         """Note that objects went, or were written anew, since their headers were read."""
@@ -324,18 +335,24 @@ def _chosen(plan: TransferPlan, chosen: NDArray[np.bool_]) -> TransferPlan:
 
 
 def _copy_in(
-    piece: Piece, positions: IndexArray, views: Sequence[memoryview], memory: DeviceAccess
+    piece: Piece,
+    positions: IndexArray,
+    views: Sequence[memoryview],
+    memory: DeviceAccess,
+    blocks: HostBlocks,
 ) -> None:
-    """Copy a piece of some objects into the pools, from where they lie, or from side by side."""
-    blocks = [np.frombuffer(view, dtype=np.uint8) for view in views]
-    stride = _stride(blocks, piece.size)
-    if stride is None and piece.size < _SIDE_BY_SIDE_BYTES:
-        blocks, stride = [np.concatenate(blocks)], piece.size
+    """Copy a piece of some objects into the pools, from where they lie, or from side by side in a block."""
+    found = [np.frombuffer(view, dtype=np.uint8) for view in views]
+    stride = _stride(found, piece.size)
     if stride is not None:
-        _copy_rows(piece, positions, blocks[0], stride, memory)
-        return
-    for at, block in enumerate(blocks):
-        _copy_rows(piece, positions[at : at + 1], block, piece.size, memory)
+        _copy_rows(piece, positions, found[0], stride, memory)
+    elif piece.size < _SIDE_BY_SIDE_BYTES:
+        with blocks.lent(len(found) * piece.size) as block:
+            np.concatenate(found, out=block)
+            _copy_rows(piece, positions, block, piece.size, memory)
+    else:
+        for at, one in enumerate(found):
+            _copy_rows(piece, positions[at : at + 1], one, piece.size, memory)
 
 
 def _stride(blocks: Sequence[NDArray[np.uint8]], size: int) -> int | None:
