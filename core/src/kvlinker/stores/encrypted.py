@@ -264,6 +264,7 @@ class _EncryptedReadSession(ReadSession):
         self._layout = BlockLayout(object_bytes=request.object_bytes)
         self._lock = threading.Lock()
         self._bad: set[int] = set()
+        self._ciphers: dict[int, SealedObject] = {}
 
     def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
         """See ReadSession."""
@@ -295,7 +296,12 @@ class _EncryptedReadSession(ReadSession):
         return ReadStatus.OK if opening.is_filled(page) else ReadStatus.FAILED
 
     def _open(self, page: int, frame: NDArray[np.uint8]) -> SealedObject:
-        return self._store.opened(self._request, page, salt_of(frame))
+        """Return what opens a page: for each layer the same, as long as the object is."""
+        salt = salt_of(frame)
+        known = self._ciphers.get(page)
+        if known is None or known.salt != salt:
+            known = self._ciphers[page] = self._store.opened(self._request, page, salt)
+        return known
 
     def _drop(self, bad: Collection[int]) -> None:
         with self._lock:

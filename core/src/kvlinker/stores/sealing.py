@@ -147,19 +147,21 @@ class SealedObject:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._cipher = AESGCM(key)
-        self._salt, self._about, self._layout = salt, about, layout
+        self.salt = salt
+        """What its frames begin with."""
+        self._about, self._layout = about, layout
 
     def frame(self, block: int, content: NDArray[np.uint8]) -> bytes:
         """Return the frame of a block."""
         sealed = self._cipher.encrypt(_nonce(block), content.data, self._about)
-        return self._salt + sealed
+        return self.salt + sealed
 
     def content(self, block: int, frame: NDArray[np.uint8]) -> bytes | None:
         """Return the block of a frame; None where it is not what was sealed, for this object and place."""
         from cryptography.exceptions import InvalidTag
 
         first, last = self._layout.place(block)
-        if len(frame) != last - first + FRAME_EXTRA_BYTES or salt_of(frame) != self._salt:
+        if len(frame) != last - first + FRAME_EXTRA_BYTES or salt_of(frame) != self.salt:
             return None
         try:
             return self._cipher.decrypt(_nonce(block), frame[_SALT_BYTES:].data, self._about)
