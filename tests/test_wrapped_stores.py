@@ -38,16 +38,21 @@ POLICIES: Mapping[str, Mapping[str, object]] = {
     "quota": {"bytes": CAPACITY + (1 << 20)},
     "retrying": {"first_seconds": 0.001},
 }
+CODECS: Mapping[str, Mapping[str, object]] = {
+    "compressed": {"level": 1},
+    "encrypted": {"secret": "0f" * 32},
+}
+"""Whose short forms are tests of core and of the file store."""
 WITHOUT_LEASES = frozenset({"directory", "s3", "redis", "mooncake"})
 COMBINATIONS = [
     (policy, inner)
-    for policy, inner in itertools.product(POLICIES, INNERS)
+    for policy, inner in itertools.product([*POLICIES, *CODECS], INNERS)
     if policy != "pinned" or inner not in WITHOUT_LEASES
 ]
 SHORT = [
     (policy, inner)
     for policy, inner in COMBINATIONS
-    if inner in ("file", "memory" if policy == "pinned" else "directory")
+    if policy in POLICIES and inner in ("file", "memory" if policy == "pinned" else "directory")
 ]
 
 
@@ -133,7 +138,8 @@ class PolicyFixtures:
     @pytest.fixture
     def config(self, combination: tuple[str, str], inner: Inner) -> Mapping[str, object]:
         policy = combination[0]
-        return {policy: {**POLICIES[policy], "store": inner.config}}
+        own = {**POLICIES, **CODECS}[policy]
+        return {policy: {**own, "store": inner.config}}
 
     @pytest.fixture
     def open_store(self, config: Mapping[str, object], inner: Inner) -> OpenStore:
