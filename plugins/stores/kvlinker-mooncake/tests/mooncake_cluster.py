@@ -217,6 +217,10 @@ class MooncakeCluster:
         _kill(self._master)
         self._master = None
 
+    def kill_segment(self) -> None:
+        """End the youngest segment as the kernel would."""
+        _kill(self._segments.pop())
+
     def kill_segments(self) -> None:
         """End the segments as the kernel would. Idempotent."""
         while self._segments:

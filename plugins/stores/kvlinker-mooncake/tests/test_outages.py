@@ -145,6 +145,29 @@ def test_b73_a_key_whose_writer_was_killed_is_a_miss_until_it_can_be_written(
     assert shelf.read(keys) == (OK, OK)
 
 
+def test_a_process_that_ends_with_an_open_store_and_calls_under_way_does_not_crash(
+    cluster: MooncakeCluster,
+) -> None:
+    program = """
+import sys, threading, time
+from kvlinker_mooncake import MooncakeStore, MooncakeStoreOptions
+store = MooncakeStore(MooncakeStoreOptions(master=sys.argv[1], reads="whole"))
+def ask():
+    while True:
+        store.exists([b"x" * 32])
+threading.Thread(target=ask, daemon=True).start()
+time.sleep(0.2)
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"127.0.0.1:{cluster.port}"],
+        capture_output=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:].decode()
+
+
 @pytest.mark.usefixtures("inside")
 def test_t6_joining_where_no_master_is_takes_no_longer_than_it_may() -> None:
     options = MooncakeStoreOptions(master="127.0.0.1:9", connect_seconds=1.0)
@@ -218,3 +241,24 @@ def test_b88_objects_that_are_on_disk_alone_are_read_whole_and_by_layer(
                 assert session.read(wide.layer(layer), HostAccess()) == (OK,) * 8
             assert wide.has_landed
         assert store.stats().counters["read_whole"] == 8
+
+
+def test_two_copies_of_an_object_lie_in_two_segments_and_outlive_one_of_them(
+    own_cluster: MooncakeCluster, prefix: str
+) -> None:
+    own_cluster.start_segment()
+    config = {**own_cluster.options, "prefix": prefix, "reads": "ranged", "replicas": 2}
+    options = MooncakeStoreOptions.of_config(config)
+    client = Client(options)
+    with ExitStack() as stack:
+        store = MooncakeStore(options, client=client)
+        stack.callback(store.close)
+        shelf, keys = Shelf(store), object_keys(3)
+        shelf.stock(keys)
+        found = client.look(Names(prefix).of_objects(keys))
+        assert [len(one.places) for one in found if one is not None] == [2, 2, 2]
+
+        own_cluster.kill_segment()
+
+        # For as long as the dead one counts, reads may fail; they are never wrong.
+        until(lambda: shelf.read(keys) == (OK,) * 3)

@@ -346,10 +346,13 @@ class Client:
         """End that; 0, or the client's code."""
         return self.calls.local(lambda: self._raw.unregister_buffer(address))
 
-    def close(self) -> None:
+    def close(self, *, at_exit: bool = False) -> None:
         """Leave the cluster when no call is under way any more. Idempotent.
 
         The client's own farewell takes about a second; it goes on behind, and a process that ends waits for it.
+
+        Args:
+            at_exit: wait for it here, where a process that ends may begin no more threads.
         """
         if self.calls.is_foreign:
             return
@@ -358,7 +361,10 @@ class Client:
             if self._has_closed:
                 return
             self._has_closed = True
-        threading.Thread(target=self._leave, name="kvlinker-mooncake-close").start()
+        if at_exit:
+            self._leave()
+        else:
+            threading.Thread(target=self._leave, name="kvlinker-mooncake-close").start()
 
     def _leave(self) -> None:
         if self.calls.wait(_DRAIN_SECONDS):

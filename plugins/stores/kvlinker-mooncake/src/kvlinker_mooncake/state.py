@@ -81,9 +81,9 @@ class StoreState:
         with self._lock:
             return dict(self._counters)
 
-    def close(self) -> None:
-        """Let go of all memory, and leave the cluster. Idempotent."""
+    def close(self, *, at_exit: bool = False) -> None:
+        """Let go of all memory, and leave the cluster, see `Client.close`. Idempotent."""
         if not self.client.calls.is_foreign:
             self.pools.unregister()
             self.blocks.close()
-            self.client.close()
+            self.client.close(at_exit=at_exit)

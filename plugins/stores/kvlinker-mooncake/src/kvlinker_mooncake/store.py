@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import weakref
 from collections.abc import Callable, Sequence
 
 from kvlinker.device import DeviceAccess
@@ -47,6 +50,9 @@ class MooncakeStore(Store):
         """
         self._state = StoreState(options, Client(options) if client is None else client)
         self._staged = options.staged
+        # The client must be gone before the process is: a call of a thread that goes on would abort it.
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
         try:
             if options.reads == "auto" and not options.staged:
                 self._state.ranged = reads_by_layer(self._state)
@@ -162,4 +168,15 @@ class MooncakeStore(Store):
 
     def close(self) -> None:
         """See Store; objects stay."""
+        atexit.unregister(self._at_exit)
         self._state.close()
+
+    def close_at_exit(self) -> None:
+        """Close, and wait for the client, in a process that is about to end."""
+        self._state.close(at_exit=True)
+
+
+def _close_at_exit(reference: weakref.ref[MooncakeStore]) -> None:
+    store = reference()
+    if store is not None:
+        store.close_at_exit()
