@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from mooncake_cluster import LEASE_SECONDS, MooncakeCluster, OpenStore
 from wide_pages import WidePages
 
 from kvlinker.device import HostAccess
-from kvlinker.errors import RegistrationError
+from kvlinker.errors import RegistrationError, UnsupportedOperationError
 from kvlinker.spans import MemoryRegion
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.stores.encrypted import EncryptedStore
+from kvlinker.stores.tiered import TieredStore
+from kvlinker.testing import MemoryStore
 from kvlinker.testing.shelves import LAYERS, Shelf, allow, object_keys
 from kvlinker_mooncake.names import Names
 
@@ -196,3 +199,29 @@ def test_without_a_metrics_server_nothing_is_counted(open_quickly: OpenStore) ->
 
     assert (stats.objects, stats.used_bytes, stats.capacity_bytes) == (0, 0, None)
     assert stats.counters["uncounted"] == 1
+
+
+def test_l4_a_store_that_reads_whole_objects_refuses_a_layer(open_quickly: OpenStore) -> None:
+    shelf, keys = Shelf(open_quickly(reads="whole")), object_keys(2)
+    shelf.stock(keys)
+
+    with pytest.raises(UnsupportedOperationError, match="reads whole objects here"):
+        shelf.read(keys, layer=1)
+    assert not shelf.store.capabilities.ranged_reads
+    assert shelf.read(keys) == (OK, OK)
+
+
+@pytest.mark.parametrize("options", [{"reads": "ranged"}, {"staged": True}], ids=str)
+def test_memory_in_front_of_a_cluster_is_filled_from_it(
+    open_quickly: OpenStore, options: Mapping[str, object]
+) -> None:
+    near = MemoryStore()
+    store = TieredStore(near, open_quickly(**options), names=("memory", "mooncake"))
+    shelf, keys = Shelf(store), object_keys(4)
+    shelf.stock(keys)
+    near.delete(keys[2:])
+
+    assert shelf.read(keys) == (OK,) * 4
+    assert store.wait_for_promotions(60)
+    assert near.exists(keys) == (True,) * 4
+    assert shelf.read(keys) == (OK,) * 4
