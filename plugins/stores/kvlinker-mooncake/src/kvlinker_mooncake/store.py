@@ -158,7 +158,7 @@ class MooncakeStore(Store):
         return tuple(self._state.removals.remove(self._state.names.of_objects(keys)))
 
     def clear(self, namespace: bytes) -> int:
-        """See Store; it takes as long as a lease, unless the store is staged.
+        """See Store; it takes as long as a lease.
 
         Raises:
             ContractError: that is no namespace.
