@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from idle_time import busiest_thread
 
 from kvlinker.errors import StoreClosedError, StoreError, StoreFormatError
@@ -90,6 +91,8 @@ def test_b72_records_of_an_older_cut_of_their_segment_are_no_objects(
     cut = raw[record + 8 : record + 16]
     assert raw.count(cut) == 4  # the segment's own, and three records
     raw[record + 8 : record + 16] = bytes(7) + b"\x01"
+    rest = bytes(raw[record + 8 : record + RECORD_BYTES])
+    raw[record : record + 8] = xxhash.xxh3_64_intdigest(rest).to_bytes(8, "little")
     file.write_bytes(raw)
 
     assert Shelf(open_store()).read(keys) == (MISS, OK, OK)

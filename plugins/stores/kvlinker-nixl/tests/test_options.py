@@ -121,6 +121,7 @@ import kvlinker_nixl
 assert not [name for name in sys.modules if name.startswith(("nixl", "torch", "obstore"))]
 store = kvlinker_nixl.open_store({{"backend": "POSIX", "path": {str(tmp_path / "store")!r}, "capacity": "4MiB"}})
 store.close()
+logging.getLogger("nixl.api").warning("a line of the client's")
 assert logging.raiseExceptions
 assert "torch" not in sys.modules
 """

@@ -66,8 +66,8 @@ class Crowd:
     def step(self) -> None:
         """Do one thing."""
         key = self._dice.randrange(40).to_bytes(32, "big")
-        steps = (self._reserve, self._reserve, self._reserve, self._publish, self._pin)
-        self._dice.choice((*steps, self._unpin, self._hold, self._release))(key)
+        steps = (*(self._reserve, self._publish) * 3, self._pin, self._pin)
+        self._dice.choice((*steps, self._unpin, self._hold, self._release, self._remove))(key)
 
     def check(self) -> None:
         """Fail unless everything is where it should be."""
@@ -90,9 +90,18 @@ class Crowd:
         if self._reserved:
             entry = self._reserved.pop(self._dice.randrange(len(self._reserved)))
             if self._dice.randrange(5):
+                self._release_replaced(entry)
                 self.space.publish(entry)
             else:
                 self.space.unpin(entry)
+
+    def _release_replaced(self, entry: Entry) -> None:
+        """Give up holds of an object that one of another length is about to replace."""
+        there = self.space.find(entry.key)
+        if there is not None and there.frame_bytes != entry.frame_bytes:
+            for number in [one for one, key in self._holds.items() if key == entry.key]:
+                del self._holds[number]
+                self.space.release(number)
 
     def _pin(self, key: bytes) -> None:
         if (found := self.space.find(key)) is not None:
@@ -106,6 +115,10 @@ class Crowd:
     def _hold(self, key: bytes) -> None:
         if (found := self.space.find(key)) is not None and len(self._holds) < 5:
             self._holds[self.space.hold([found], 600)] = key
+
+    def _remove(self, key: bytes) -> None:
+        if (found := self.space.find(key)) is not None and key not in self._holds.values():
+            self.space.remove(found)
 
     def _release(self, _key: bytes) -> None:
         if self._holds:
