@@ -81,7 +81,9 @@ def test_b71_b72_b87_processes_whose_peer_comes_and_goes_see_right_bytes_or_none
 def test_b71_b72_processes_that_are_killed_leave_whole_objects_in_a_bucket(
     bucket: BucketServer, tmp_path: Path
 ) -> None:
-    soak_it(soaked_bucket(bucket), tmp_path, replace(LONG, seconds=SOAK_SECONDS / 5, outages=0))
+    plan = replace(SoakPlan.long(SOAK_SECONDS / 5), outages=0)
+
+    soak_it(soaked_bucket(bucket), tmp_path, plan)
 
 
 @soak
