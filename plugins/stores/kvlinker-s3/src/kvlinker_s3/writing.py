@@ -65,7 +65,13 @@ class S3Write(KeptFramesWrite):
         taken: list[int] = []
         full: list[int] = []
         failures: list[StoreError] = []
-        for at, answer in zip(positions, store.writes.attempt(asked), strict=True):
+        before, self.may_be_read = (
+            self.may_be_read,
+            True,
+        )  # where a call ends early, others may still run
+        answers = store.writes.attempt(asked)
+        self.may_be_read = before
+        for at, answer in zip(positions, answers, strict=True):
             if isinstance(answer, StoreError):
                 failures.append(answer)
             elif answer is Put.STORED:
