@@ -179,13 +179,12 @@ class StoreObjectTests(StoreFixtures):
         """A short or long object would tear a page; the next write puts the right one in its place."""
         keys = object_keys(1)
         longer = shelf.beside(page_bytes=2 * shelf.page_bytes)
+        shorter = longer.beside(page_bytes=shelf.page_bytes - 32)
         shelf.stock(keys)
-        expect(
-            f"a read of an object of {shelf.page_bytes} B as one of {longer.page_bytes} B",
-            longer.read(keys),
-            (MISS,),
-        )
-        expect("read, after one of another length,", shelf.read(keys), (OK,))
+        for other in (longer, shorter):
+            what = f"an object of {shelf.page_bytes} B as one of {other.page_bytes} B"
+            expect(f"a read of {what}", other.read(keys), (MISS,))
+            expect("read, after one of another length,", shelf.read(keys), (OK,))
         longer.stock(keys)
         expect("read, after a write of that length,", longer.read(keys), (OK,))
 

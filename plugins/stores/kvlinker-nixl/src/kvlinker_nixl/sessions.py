@@ -20,6 +20,7 @@ from kvlinker.framed_objects import (
     cut_plan,
     sort_values,
 )
+from kvlinker.frames import PREFIX_BYTES
 from kvlinker.named_values import parts_of
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
@@ -123,9 +124,20 @@ class SlotReadSession(ReadSession):
                 beginnings[at] = raw
         lengths = (pins.header_bytes + self._wanted.object_bytes).tolist()
         look = sort_values(self._wanted, beginnings, lengths, checksum=checksum)
-        self._fail(np.array(look.others, dtype=np.int64), _MISS)
+        own = [at for at in look.others if self._names(at, beginnings[at])]
+        self._miss(np.array(own, dtype=np.int64))
+        self._fail(np.setdiff1d(np.array(look.others, dtype=np.int64), own), _MISS)
         self._fail(np.array(look.damaged, dtype=np.int64), _CORRUPT)
         return look.parts
+
+    def _names(self, at: int, beginning: bytes | None) -> bool:
+        """Whether a header names the object: it is one of another length or layout, which others may look for."""
+        return self._wanted.keys[at] in (beginning or b"")[:PREFIX_BYTES]
+
+    def _miss(self, positions: IndexArray) -> None:
+        """Miss objects that are not what was asked for, and leave them where they are."""
+        self._status[positions] = _MISS
+        self._state.count("missed", len(positions))
 
     def _headers(self, positions: IndexArray, size: int) -> Iterator[bytes]:
         """Yield the headers of objects whose headers are equally long."""
