@@ -17,6 +17,7 @@ from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing.shelves import Shelf, object_keys
 from kvlinker_nixl import NixlStoreOptions, open_nixl_store
 from kvlinker_nixl.messages import receive, send
+from kvlinker_nixl.peer_server import PeerServer
 from kvlinker_nixl.store import SlotStore
 
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
@@ -211,3 +212,18 @@ def test_b87_a_question_for_another_server_is_refused(shared_peer: PeerProcess) 
         send(connection, {"call": "stats", "epoch": "an older one"}, deadline=deadline)
 
         assert receive(connection, deadline=deadline) == {"error": "another epoch"}
+
+
+def test_a_server_that_is_closed_in_its_process_ends_its_connections(open_store: OpenStore) -> None:
+    server = PeerServer(4 << 20)
+    store = open_store(f"127.0.0.1:{server.address[1]}", connect_seconds=30)
+    keys = object_keys(2)
+    Shelf(store).stock(keys)
+
+    began = time.monotonic()
+    server.close()
+    server.close()
+    with pytest.raises(StoreTimeoutError):
+        store.exists(keys)
+
+    assert time.monotonic() - began < 20

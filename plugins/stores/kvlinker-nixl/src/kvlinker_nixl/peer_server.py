@@ -148,6 +148,7 @@ class PeerServer:
             socket.create_connection(self.address, timeout=1).close()
         stopper.join()
         self._server.server_close()
+        self._server.end_connections()
         self._work.set()
         for thread in self._threads:
             thread.join()
@@ -164,6 +165,23 @@ class _Listener(socketserver.ThreadingTCPServer):
     def __init__(self, address: tuple[str, int], owner: PeerServer) -> None:
         super().__init__(address, _Connection)
         self.owner = owner
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+
+    def note(self, connection: socket.socket, *, is_open: bool) -> None:
+        """Note that a connection was made, or is over."""
+        with self._lock:
+            if is_open:
+                self._open.add(connection)
+            else:
+                self._open.discard(connection)
+
+    def end_connections(self) -> None:
+        """End what is open: a client sees that the server is gone, and not one that is silent."""
+        with self._lock:
+            for connection in self._open:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Connection(socketserver.BaseRequestHandler):
@@ -177,6 +195,7 @@ class _Connection(socketserver.BaseRequestHandler):
             msg = f"a connection of a peer server was made by a {type(self.server).__name__}"
             raise TypeError(msg)
         self._owner = self.server.owner
+        self.server.note(self.request, is_open=True)
         self._depot = self._owner.depot
         self._reserved: dict[int, Reservation] = {}
         self._pinned: dict[int, Pins] = {}
@@ -210,6 +229,8 @@ class _Connection(socketserver.BaseRequestHandler):
 
     def finish(self) -> None:
         """See BaseRequestHandler."""
+        if isinstance(self.server, _Listener):
+            self.server.note(self.request, is_open=False)
         for reservation in self._reserved.values():
             self._depot.discard(reservation)
         for pins in self._pinned.values():
