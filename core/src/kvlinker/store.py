@@ -223,7 +223,7 @@ class Store(ABC):
 
     @abstractmethod
     def open_read(self, request: ReadRequest) -> ReadSession:
-        """Return a session over the objects; an absent or foreign one reads as MISS."""
+        """Return a session over the objects; an absent or foreign one reads as MISS, and a foreign one stays."""
 
     def hold(self, keys: Sequence[ObjectKey], *, seconds: float) -> Hold:
         """Keep objects from eviction for at most `seconds`.
