@@ -13,11 +13,13 @@ from kvlinker.errors import (
     ContractError,
     PluginNotFoundError,
     StoreClosedError,
+    StoreError,
     UnsupportedOperationError,
 )
 from kvlinker.selftest import self_test
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.stores.composition import compose
+from kvlinker.stores.encrypted import EncryptedStore
 from kvlinker.stores.tiered import TieredStore
 from kvlinker.testing import MemoryStore
 from kvlinker.testing.shelves import Shelf, object_keys
@@ -366,7 +368,7 @@ def test_a_policy_shows_none_of_its_values(name: str) -> None:
         assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("secret", ["hunter2", "0f" * 31, {"env": "X"}, 64 * " ", 5])
+@pytest.mark.parametrize("secret", ["hunter2", "0f" * 31, {"X": "env"}, 64 * " ", 5])
 def test_a_secret_that_is_none_is_refused_at_the_opening_and_not_shown(
     registry: PluginRegistry, secret: object
 ) -> None:
@@ -376,6 +378,32 @@ def test_a_secret_that_is_none_is_refused_at_the_opening_and_not_shown(
         tree.open(registry)
 
     assert "hunter2" not in str(caught.value) + repr(tree)
+    assert not opened_by("box")
+
+
+@pytest.mark.parametrize("reference", [{"env": "KV_SECRET"}, "${env:KV_SECRET}"])
+def test_a_secret_may_be_a_reference_without_an_engine_that_resolves_it(
+    registry: PluginRegistry, monkeypatch: pytest.MonkeyPatch, reference: object
+) -> None:
+    tree = compose("encrypted", {"secret": reference, "store": {"box": {}}})
+    monkeypatch.setenv("KV_SECRET", "0f" * 32)
+
+    store = tree.open(registry)
+
+    assert isinstance(store, EncryptedStore)
+    store.close()
+    assert "0f0f" not in repr(tree)
+
+
+def test_a_reference_to_no_secret_says_where_it_looked(
+    registry: PluginRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = compose("encrypted", {"secret": {"env": "KV_SECRET"}, "store": {"box": {}}})
+    monkeypatch.delenv("KV_SECRET", raising=False)
+
+    with pytest.raises(StoreError, match="variable KV_SECRET is not set; export it"):
+        tree.open(registry)
+
     assert not opened_by("box")
 
 

@@ -69,6 +69,6 @@ class SecretReference:
                 msg = f"{what}'s file {self.name} cannot be read: {reason}"
                 raise StoreError(msg) from None
         if self.name not in os.environ:
-            msg = f"{what}'s environment variable {self.name} is not set"
+            msg = f"{what}'s environment variable {self.name} is not set; export it where the process starts"
             raise StoreError(msg)
         return os.environ[self.name]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from kvlinker.errors import ContractError
+from kvlinker.secret_references import SecretReference
 from kvlinker.store import Store
 from kvlinker.stores.admitting import REMEMBERED, AdmittingStore
 from kvlinker.stores.compressed import CompressedStore
@@ -72,10 +73,15 @@ def _encrypted(options: OptionValues) -> Wrap:
 
     def wrap(open_store: OpenStore) -> Store:
         # Looked at when the store is opened: before, it may be a reference to where it is.
-        found = _secret_bytes(secret)
+        found = _secret_bytes(_revealed(secret))
         return _around(open_store, lambda store: EncryptedStore(store, found))
 
     return wrap
+
+
+def _revealed(secret: object) -> object:
+    reference = SecretReference.of_value(secret)
+    return secret if reference is None else reference.read("encrypted.secret")
 
 
 def _secret_bytes(secret: object) -> bytes:
