@@ -32,7 +32,8 @@ from kvlinker import (
     pools,
     store,
 )
-from kvlinker.stores import compressed_reads, sealing
+from kvlinker.stores import compressed_reads, expiring, sealing
+from kvlinker_nixl import slab_file
 
 DOCS = ROOT / "docs"
 
@@ -189,8 +190,10 @@ FORMS = {
     "kvlinker.layout": (pools, r'"kvlinker\.layout/(\d+)"'),
     "kvlinker.sealed": (sealing, r'^_FORM = "kvlinker\.sealed/(\d+)"$'),
     "kvlinker.compressed": (compressed_reads, r'^_FORM = "kvlinker\.compressed/(\d+)"$'),
+    "kvlinker.expiring": (expiring, r'"kvlinker\.expiring/(\d+)"'),
     "frame": (frames, r"^FRAME_VERSION = (\d+)$"),
     "kvlinker-file": (kvlinker_file.directory, r"^FORMAT_VERSION = (\d+)$"),
+    "kvlinker-nixl": (slab_file, r"^_FORMAT = (\d+)$"),
     "kvlinker-description": (description_json, r'^FORMAT = "kvlinker-description/(\d+)"$'),
 }
 """Stored form to the module that writes its version, and where in it."""
@@ -207,6 +210,18 @@ def versions_of_forms() -> dict[str, str]:
             layouts = re.findall(r'^LAYOUT = "(\w+)/(\d+)"$', path.read_text(), re.MULTILINE)
             versions.update(layouts)
     return versions
+
+
+def test_no_form_of_core_is_left_out() -> None:
+    source = "\n".join(
+        path.read_text()
+        for path in CORE.modules()
+        if not path.is_relative_to(CORE.package / "testing")
+    )
+
+    named = set(re.findall(r'"(kvlinker[.-]\w+)/\d+"', source))
+
+    assert named - FORMS.keys() == {"kvlinker.selftest"}, "its objects are removed at once"
 
 
 def test_every_stored_form_is_listed_with_its_version() -> None:
