@@ -6,8 +6,9 @@ import math
 import re
 
 from kvlinker.errors import ContractError
+from kvlinker.integers import as_integer
 
-__all__ = ["amount", "parse_bytes", "parse_seconds"]
+__all__ = ["amount", "as_bytes", "parse_bytes", "parse_seconds"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEP = 1024
@@ -43,6 +44,33 @@ def parse_bytes(text: str) -> int:
     (21474836480, 1500000, 4096)
     """
     return int(_scaled(text, _BYTES, "a number of bytes such as 4096 or 20GiB"))
+
+
+def as_bytes(
+    value: object, what: str, *, at_least: int | None = None, at_most: int | None = None
+) -> int:
+    """Return bytes from what an option may be: an integer, or a text as `parse_bytes` takes it.
+
+    Args:
+        value: the option's.
+        what: names the option in messages.
+        at_least: smallest number allowed.
+        at_most: largest number allowed.
+
+    Raises:
+        ContractError: it is neither, or out of bounds.
+
+    >>> as_bytes("64MiB", "call_bytes"), as_bytes(4096, "call_bytes")
+    (67108864, 4096)
+    """
+    if not isinstance(value, str):
+        return as_integer(value, what, at_least=at_least, at_most=at_most)
+    try:
+        size = parse_bytes(value)
+    except ContractError as error:
+        msg = f"{what}: {error}"
+        raise ContractError(msg) from error
+    return as_integer(size, what, at_least=at_least, at_most=at_most)
 
 
 def parse_seconds(text: str) -> float:

@@ -63,3 +63,15 @@ def test_options_of_a_configuration_are_taken() -> None:
 def test_importing_the_plugin_imports_no_client() -> None:
     assert "mooncake" not in heavy_imports("kvlinker_mooncake")
     assert kvlinker_mooncake.describe_plugin().api_version == 1
+
+
+def test_bytes_may_have_a_unit() -> None:
+    config = {"master": MASTER, "segment_bytes": "1GiB", "buffer_bytes": "32MiB"}
+    options = MooncakeStoreOptions.of_config(config)
+
+    assert (options.segment_bytes, options.buffer_bytes) == (1 << 30, 32 << 20)
+
+
+def test_a_wrong_value_names_the_store() -> None:
+    with pytest.raises(ContractError, match="mooncake store: replicas must be at least 1"):
+        MooncakeStoreOptions.of_config({"master": MASTER, "replicas": 0})

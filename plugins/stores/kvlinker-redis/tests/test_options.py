@@ -124,8 +124,8 @@ def test_options_show_no_user() -> None:
         ({"url": URL, "retry_seconds": float("nan")}, "retry_seconds must be a positive number"),
         ({"url": URL, "pause_seconds": "1"}, "pause_seconds must be a positive number"),
         ({"url": URL, "connect_seconds": 1e9}, "connect_seconds must be a positive number"),
-        ({"url": URL, "call_bytes": 10}, "call_bytes must be between"),
-        ({"url": URL, "call_bytes": "8MiB"}, "call_bytes must be between"),
+        ({"url": URL, "call_bytes": 10}, "redis store: call_bytes must be at least 65536, got 10"),
+        ({"url": URL, "call_bytes": "8"}, "redis store: call_bytes must be at least 65536, got 8"),
         ({"url": "rediss://host", "ca_file": "/nowhere"}, "ca_file must name a file"),
         ({"url": URL, "ca_file": __file__}, "ca_file is for TLS alone"),
         ({"url": "rediss://host", "key_file": __file__}, "is the key of no certificate"),
@@ -134,3 +134,9 @@ def test_options_show_no_user() -> None:
 def test_an_option_that_makes_no_sense_is_refused(config: dict[str, object], reason: str) -> None:
     with pytest.raises(ContractError, match=reason):
         kvlinker_redis.open_store(config)
+
+
+def test_bytes_may_have_a_unit() -> None:
+    options = RedisStoreOptions.of_config({"url": URL, "call_bytes": "16MiB"})
+
+    assert options.call_bytes == 16 << 20

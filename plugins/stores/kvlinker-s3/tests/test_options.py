@@ -136,7 +136,7 @@ def test_a_secret_that_is_not_there_is_an_error_that_says_where_it_should_be(
 ) -> None:
     settings = {"secret_access_key": f"${{file:{tmp_path / 'nowhere'}}}"}
 
-    with pytest.raises(StoreError, match=r"'secret_access_key''s file .*nowhere cannot be read"):
+    with pytest.raises(StoreError, match=r"secret_access_key's file .*nowhere cannot be read"):
         kvlinker_s3.open_store({"url": URL, "settings": settings})
 
 
@@ -167,10 +167,13 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
         ({"url": URL, "ca_file": "/nowhere"}, "ca_file must name a file"),
         ({"url": "file:///tmp", "ca_file": __file__}, "ca_file is for servers alone"),
         ({"url": URL, "ca_file": __file__}, "settings were refused: No certificates found"),
-        ({"url": URL, "concurrency": 0}, "concurrency must be a whole number between 1 and 256"),
-        ({"url": URL, "concurrency": 2.0}, "concurrency must be a whole number"),
-        ({"url": URL, "call_bytes": 10}, "call_bytes must be a whole number between"),
-        ({"url": URL, "write_bytes": "8MiB"}, "write_bytes must be a whole number between"),
+        ({"url": URL, "concurrency": 0}, "s3 store: concurrency must be at least 1, got 0"),
+        ({"url": URL, "concurrency": 2.0}, "concurrency must be an integer, got 2.0"),
+        ({"url": URL, "call_bytes": 10}, "s3 store: call_bytes must be at least 1048576, got 10"),
+        (
+            {"url": URL, "write_bytes": "8 of them"},
+            "write_bytes: '8 of them' is not a number of bytes",
+        ),
         ({"url": URL, "answer_seconds": 0}, "answer_seconds must be a positive number"),
         ({"url": URL, "request_seconds": True}, "request_seconds must be a positive number"),
         ({"url": URL, "retry_seconds": float("nan")}, "retry_seconds must be a positive number"),
@@ -181,3 +184,9 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 def test_an_option_that_makes_no_sense_is_refused(config: dict[str, object], reason: str) -> None:
     with pytest.raises(ContractError, match=reason):
         kvlinker_s3.open_store(config)
+
+
+def test_bytes_may_have_a_unit() -> None:
+    options = S3StoreOptions.of_config({"url": URL, "call_bytes": "16MiB", "write_bytes": "2GiB"})
+
+    assert (options.call_bytes, options.write_bytes) == (16 << 20, 2 << 30)

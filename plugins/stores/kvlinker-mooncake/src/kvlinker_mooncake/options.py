@@ -9,6 +9,7 @@ from typing import Self
 
 from kvlinker.errors import ContractError
 from kvlinker.integers import as_integer
+from kvlinker.quantities import as_bytes
 from kvlinker.spelling import nearest_names
 
 __all__ = ["MooncakeStoreOptions"]
@@ -143,19 +144,25 @@ class MooncakeStoreOptions:
         if "master" not in config:
             msg = "mooncake store: option 'master' is needed, such as 'mooncake-master:50051'"
             raise ContractError(msg)
-        return cls(**config)  # type: ignore[arg-type]  # __post_init__ checks every value
+        try:
+            return cls(**config)  # type: ignore[arg-type]  # __post_init__ checks every value
+        except ContractError as error:
+            msg = f"mooncake store: {error}"
+            raise ContractError(msg) from error
 
 
 def _set_numbers(options: MooncakeStoreOptions) -> None:
-    wholes = {
-        "segment_bytes": (options.segment_bytes, 0, _MAX_BYTES),
-        "buffer_bytes": (options.buffer_bytes, 0, _MAX_BYTES),
-        "replicas": (options.replicas, 1, _MAX_REPLICAS),
-        "call_bytes": (options.call_bytes, _MIN_BYTES, _MAX_BYTES),
-        "write_bytes": (options.write_bytes, _MIN_BYTES, _MAX_BYTES),
+    copies = as_integer(options.replicas, "replicas", at_least=1, at_most=_MAX_REPLICAS)
+    object.__setattr__(options, "replicas", copies)
+    sizes = {
+        "segment_bytes": (options.segment_bytes, 0),
+        "buffer_bytes": (options.buffer_bytes, 0),
+        "call_bytes": (options.call_bytes, _MIN_BYTES),
+        "write_bytes": (options.write_bytes, _MIN_BYTES),
     }
-    for name, (number, low, high) in wholes.items():
-        object.__setattr__(options, name, as_integer(number, name, at_least=low, at_most=high))
+    for name, (given, smallest) in sizes.items():
+        size = as_bytes(given, name, at_least=smallest, at_most=_MAX_BYTES)
+        object.__setattr__(options, name, size)
     seconds = {
         "soft_pin_seconds": options.soft_pin_seconds,
         "lease_seconds": options.lease_seconds,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from kvlinker.errors import ContractError
+from kvlinker.quantities import as_bytes
 from kvlinker_redis.address import Address
 
 __all__ = ["RedisStoreOptions"]
@@ -48,7 +49,7 @@ class RedisStoreOptions:
     pause_seconds: float = 10.0
     """How long a server is not asked again after a call was given up."""
     call_bytes: int = 8 << 20
-    """Bytes of values that go through a connection in one call; an object that is longer goes alone."""
+    """Bytes of values in one call, which a text such as `8MiB` may say; an object that is longer goes alone."""
     address: Address = field(init=False)
     """The URL, taken apart."""
 
@@ -107,12 +108,10 @@ class RedisStoreOptions:
         if ttl is not None and not (_is_whole(ttl) and 0 < int(str(ttl)) <= _MAX_TTL_SECONDS):
             msg = f"ttl_seconds must be a whole positive number of at most ten years, got {ttl!r}"
             raise ContractError(msg)
-        size: object = self.call_bytes
-        if not _is_whole(size) or not _MIN_CALL_BYTES <= self.call_bytes <= _MAX_CALL_BYTES:
-            msg = (
-                f"call_bytes must be between {_MIN_CALL_BYTES} and {_MAX_CALL_BYTES}, got {size!r}"
-            )
-            raise ContractError(msg)
+        size = as_bytes(
+            self.call_bytes, "call_bytes", at_least=_MIN_CALL_BYTES, at_most=_MAX_CALL_BYTES
+        )
+        object.__setattr__(self, "call_bytes", size)
 
     @property
     def tls_paths(self) -> Mapping[str, str]:
@@ -141,7 +140,11 @@ class RedisStoreOptions:
         if "url" not in config:
             msg = "redis store: option 'url' is needed, such as 'redis://cache.example:6379/0'"
             raise ContractError(msg)
-        return cls(**config)  # type: ignore[arg-type]  # __post_init__ checks every value
+        try:
+            return cls(**config)  # type: ignore[arg-type]  # __post_init__ checks every value
+        except ContractError as error:
+            msg = f"redis store: {error}"
+            raise ContractError(msg) from error
 
 
 def _is_whole(value: object) -> bool:

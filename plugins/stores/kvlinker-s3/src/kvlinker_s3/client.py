@@ -74,7 +74,7 @@ def _referred(options: S3StoreOptions) -> list[str]:
 def _resolved(options: S3StoreOptions) -> Mapping[str, str | bool]:
     """Return the settings with secrets in the place of references."""
     return {
-        name: value.read(f"s3 store: setting {name!r}")
+        name: value.read(f"s3 store: setting {name}")
         if isinstance(value, SecretReference)
         else (value if isinstance(value, bool) else str(value))
         for name, value in options.settings.items()

@@ -11,6 +11,8 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from kvlinker.errors import ContractError
+from kvlinker.integers import as_integer
+from kvlinker.quantities import as_bytes
 from kvlinker.secret_references import RevealedSecret, SecretReference
 
 __all__ = ["SCHEMES", "S3StoreOptions", "Setting"]
@@ -126,15 +128,11 @@ class S3StoreOptions:
             if not is_number or not 0 < value <= _MAX_SECONDS:
                 msg = f"{name} must be a positive number of seconds, at most an hour, got {value!r}"
                 raise ContractError(msg)
-        wholes = {
-            "concurrency": (self.concurrency, 1, _MAX_CONCURRENCY),
-            "call_bytes": (self.call_bytes, _MIN_BYTES, _MAX_BYTES),
-            "write_bytes": (self.write_bytes, _MIN_BYTES, _MAX_BYTES),
-        }
-        for name, (number, low, high) in wholes.items():
-            if not _is_whole(number) or not low <= number <= high:
-                msg = f"{name} must be a whole number between {low} and {high}, got {number!r}"
-                raise ContractError(msg)
+        count = as_integer(self.concurrency, "concurrency", at_least=1, at_most=_MAX_CONCURRENCY)
+        object.__setattr__(self, "concurrency", count)
+        for name, value in (("call_bytes", self.call_bytes), ("write_bytes", self.write_bytes)):
+            size = as_bytes(value, name, at_least=_MIN_BYTES, at_most=_MAX_BYTES)
+            object.__setattr__(self, name, size)
 
     @classmethod
     def of_config(cls, config: Mapping[str, object]) -> Self:
@@ -153,7 +151,11 @@ class S3StoreOptions:
         if "url" not in config:
             msg = f"s3 store: option 'url' is needed, such as {_EXAMPLE!r}"
             raise ContractError(msg)
-        return cls(**config)  # type: ignore[arg-type]  # __post_init__ checks every value
+        try:
+            return cls(**config)  # type: ignore[arg-type]  # __post_init__ checks every value
+        except ContractError as error:
+            msg = f"s3 store: {error}"
+            raise ContractError(msg) from error
 
 
 def _check_url(url: object) -> None:
