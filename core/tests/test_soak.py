@@ -52,6 +52,16 @@ def test_a_soak_kills_stops_and_cuts_off_and_ends_in_time(
     assert not away.exists()
 
 
+def test_errors_of_which_no_finished_round_tells_are_answers_too(
+    target: SoakTarget, away: Path, tmp_path: Path
+) -> None:
+    away.touch()
+
+    report = run_soak(target, tmp_path, replace(ENDLESS, page_bytes=(640,)))  # no round ever begins
+
+    assert report.counts["error"] == report.errors > 0
+
+
 @pytest.mark.parametrize(
     ("plant", "violation"),
     [

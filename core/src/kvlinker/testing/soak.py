@@ -115,7 +115,7 @@ class SoakReport:
     calls: int
     """Calls that were made."""
     counts: Counter[str]
-    """Answers of all finished rounds."""
+    """Answers of all finished rounds, and as `error` those of `errors`, which no killed process takes along."""
     processes: int
     """All that ever ran."""
     kills: int
@@ -235,11 +235,13 @@ class _Soak:
         owners = [
             name for place in range(plan.processes) for name in owner_names(place, plan.users)
         ]
+        counts = sum((process.counts for process in self._everybody), Counter[str]())
+        counts["error"] = figures.errors
         return SoakReport(
             violations=tuple(figures.violations),
             seconds=self._ended_at - self._started_at,
             calls=self._calls(),
-            counts=sum((process.counts for process in self._everybody), Counter[str]()),
+            counts=counts,
             processes=len(self._everybody),
             kills=figures.kills,
             outages=figures.outages,

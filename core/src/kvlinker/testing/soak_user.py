@@ -117,7 +117,6 @@ class SoakUser:
 
     def _failed(self, what: str) -> None:
         """Take note of an error; what became of the objects of that call, nobody knows."""
-        self.counts["error"] += 1
         self._note_error(what)
         self._generation += 1
         self._own.clear()
