@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -522,6 +523,26 @@ def test_a_password_is_read_from_where_the_url_says_and_shown_nowhere(
 
     assert "sesame" not in str(wrong.value)
     assert store.exists(object_keys(1)) == (False,)
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_password_that_a_server_repeats_since_it_knows_none_is_shown_nowhere(
+    make_server: MakeServer,
+    open_store: OpenStore,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    cluster: bool,
+) -> None:
+    server = make_server(
+        "--rename-command", "AUTH", "NONE", "--cluster-enabled", "yes" if cluster else "no"
+    )
+    url = server.url.replace("redis://", "redis://:${env:KV_TEST_PASSWORD}@")
+    monkeypatch.setenv("KV_TEST_PASSWORD", "sesame")
+
+    with pytest.raises(StoreError, match=r"unknown command 'AUTH'|Redis Cluster") as refused:
+        open_store(server, url=url, cluster=cluster)
+
+    assert "sesame" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_password_that_was_changed_is_found_by_the_next_connection(

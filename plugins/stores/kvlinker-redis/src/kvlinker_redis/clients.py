@@ -19,11 +19,12 @@ from kvlinker_redis.wire import Command, Reply, views_of
 if TYPE_CHECKING:
     from redis import Redis, RedisCluster
 
-__all__ = ["Client", "is_refusal", "open_client"]
-
+__all__ = ["Client", "is_refusal", "open_client", "said"]
 
 _PROTOCOL = 2
 """RESP2: every Redis since 2.0 and every proxy speaks it, and no message comes that nobody asked for."""
+_REPEATS = ", with args beginning with"
+"""What servers say before they repeat the arguments of a command that they do not know."""
 
 
 class Client(ABC):
@@ -181,6 +182,11 @@ def is_refusal(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def said(error: BaseException) -> str:
+    """Return what an error says, without arguments of commands: of those that greet a server one is the password."""
+    return str(error).split(_REPEATS, maxsplit=1)[0]
 
 
 def open_client(options: RedisStoreOptions, name: str) -> Client:

@@ -19,7 +19,7 @@ from kvlinker.errors import StoreError, StoreTimeoutError
 from kvlinker.host_blocks import HostBlocks
 from kvlinker.named_values import parts_of
 from kvlinker.store_lanes import StoreLane
-from kvlinker_redis.clients import Client, is_refusal, open_client
+from kvlinker_redis.clients import Client, is_refusal, open_client, said
 from kvlinker_redis.options import RedisStoreOptions
 from kvlinker_redis.readings import MAX_COMMANDS, Question, Reading
 from kvlinker_redis.wire import Command, Reply
@@ -157,12 +157,12 @@ class RedisLane(StoreLane):
                 raise error
             if is_refusal(error):
                 self.give_up()
-                msg = f"{self}: the server refuses: {error}"
-                raise StoreError(msg) from error
+                msg = f"{self}: the server refuses: {said(error)}"
+                raise StoreError(msg) from None  # the error itself says all that `said` leaves out
             if self._clock() >= deadline:
                 self.give_up()
-                msg = f"{self}: the server cannot be reached: {error}"
-                raise StoreTimeoutError(msg) from error
+                msg = f"{self}: the server cannot be reached: {said(error)}"
+                raise StoreTimeoutError(msg) from None
 
         return stop
 
