@@ -6,6 +6,7 @@ import ctypes
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvlinker_mooncake import MooncakeStore, MooncakeStoreOptions
@@ -243,8 +244,15 @@ class FakeClient:
 def open_fake(fake: FakeClient, **options: object) -> MooncakeStore:
     """Open a store on a client without a cluster, impatient unless told otherwise."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_hang_up, args=(listener,), daemon=True).start()
         port = listener.getsockname()[1]
         return _open(fake, {"master": f"127.0.0.1:{port}", **options})
+
+
+def _hang_up(listener: socket.socket) -> None:
+    """Do as a master does with what is no question of a client."""
+    with suppress(OSError), listener.accept()[0] as door:
+        door.recv(64)
 
 
 def _open(fake: FakeClient, options: Mapping[str, object]) -> MooncakeStore:

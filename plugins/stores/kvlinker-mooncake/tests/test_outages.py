@@ -180,6 +180,19 @@ def test_t6_joining_where_no_master_is_takes_no_longer_than_it_may() -> None:
     assert time.monotonic() - began < 10
 
 
+def test_t6_joining_a_master_that_hangs_takes_no_longer_than_it_may(
+    own_cluster: MooncakeCluster, open_store: OpenStore
+) -> None:
+    own_cluster.stop_master()
+    began = time.monotonic()
+
+    # The kernel takes the connection all the same, and the client would stop all threads for minutes.
+    with pytest.raises(StoreTimeoutError, match=r"joining the cluster: timed out"):
+        open_store(own_cluster, connect_seconds=0.5)
+
+    assert time.monotonic() - began < 10
+
+
 def test_t3_b78_a_full_cluster_evicts_or_says_so_and_what_is_found_is_right(
     own_cluster: MooncakeCluster, open_store: OpenStore
 ) -> None:

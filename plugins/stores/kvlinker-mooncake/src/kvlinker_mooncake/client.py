@@ -6,6 +6,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +22,8 @@ __all__ = ["Client", "Found"]
 _ASKED = 4096
 """Names in one question."""
 _COMPLETE = "COMPLETE"
+_NO_QUESTION = bytes(64)
+"""Longer than the head of a question, and not beginning as one does."""
 _DRAIN_SECONDS = 15.0
 """How long a client is kept for calls that hang; then it stays as it is until the process ends."""
 
@@ -99,11 +102,16 @@ class Client:
             raise StoreError(msg)
 
     def _knock(self) -> None:
-        """See whether anybody listens: the client tries for a minute and a half, and stops all threads meanwhile."""
+        """See whether anybody is there: the client tries for minutes, and stops all threads meanwhile.
+
+        The kernel takes connections for a master that hangs. One that runs hangs up on what is no question of a
+        client.
+        """
         host, _, port = self._options.master.rpartition(":")
         place = (host.strip("[]"), int(port))
         try:
-            socket.create_connection(place, timeout=self._options.connect_seconds).close()
+            with socket.create_connection(place, timeout=self._options.connect_seconds) as door:
+                _await_life(door)
         except OSError as error:
             failure = self.calls.give_up("joining the cluster", str(error))
             raise failure from error
@@ -369,6 +377,13 @@ class Client:
     def _leave(self) -> None:
         if self.calls.wait(_DRAIN_SECONDS):
             self._raw.close()
+
+
+def _await_life(door: socket.socket) -> None:
+    """Wait for any answer, and for as long as the socket does."""
+    with suppress(ConnectionError):
+        door.sendall(_NO_QUESTION)
+        door.recv(1)
 
 
 def _leave_late(raw: RawClient, code: int) -> None:
