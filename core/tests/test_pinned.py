@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kvlinker.errors import ContractError, StoreError
 from kvlinker.keys import NAMESPACE_BYTES
-from kvlinker.store import ObjectKey, ReadStatus
+from kvlinker.store import Hold, ObjectKey, ReadStatus
 from kvlinker.stores.pinned import PinningStore
 from kvlinker.testing import Call, FaultStore, MemoryStore, Raise, Rule
 from kvlinker.testing.shelves import Shelf, object_keys
@@ -265,3 +267,75 @@ def test_a_value_that_is_none_is_refused_by_name(
 
     with pytest.raises(ContractError, match=f"{name}|a namespace has 12 bytes, got 5"):
         PinningStore(inner, **options)  # type: ignore[arg-type]  # as the test has them
+
+
+class Unwilling(MemoryStore):
+    """Raises what no store should when it is asked to hold, as often as it is told."""
+
+    refusals = 0
+
+    def hold(self, keys: Sequence[ObjectKey], *, seconds: float) -> Hold:
+        """See Store."""
+        if self.refusals:
+            self.refusals -= 1
+            msg = "a plugin at fault"
+            raise RuntimeError(msg)
+        return super().hold(keys, seconds=seconds)
+
+
+def test_a_hold_that_raises_anything_fails_no_read_and_takes_no_room() -> None:
+    inner, keys = Unwilling(), object_keys(2)
+    store = pinning(inner, pages=2, named=True)
+    shelf = Shelf(store)
+    inner.refusals = 2
+
+    shelf.stock(keys)
+    assert shelf.read(keys) == (OK, OK)
+    assert store.pinned_bytes == 0
+    assert store.stats().counters["pin_failed"] == 4
+    assert inner.kept() == 0
+
+    assert shelf.read(keys) == (OK, OK)
+    assert store.pinned_bytes == 2 * PAGE
+    store.close()
+
+
+def test_pins_are_renewed_after_a_renewal_that_raised_anything() -> None:
+    inner, keys = Unwilling(capacity_bytes=10 * PAGE), object_keys(2)
+    store = pinning(inner, named=True, seconds=0.6)
+    shelf = Shelf(store)
+    shelf.stock(keys)
+    inner.refusals = 1
+    until(lambda: not inner.refusals)
+
+    end = time.monotonic() + 1.5  # longer than any lease that was not renewed
+    while time.monotonic() < end:
+        crowd(shelf)
+
+    assert shelf.read(keys) == (OK, OK)
+    store.close()
+
+
+def test_a_pin_that_ends_after_the_store_was_closed_is_let_go_of() -> None:
+    class Slow(MemoryStore):
+        def hold(self, keys: Sequence[ObjectKey], *, seconds: float) -> Hold:
+            held = super().hold(keys, seconds=seconds)
+            begun.set()
+            assert closed.wait(LIMIT_SECONDS)
+            return held
+
+        def close(self) -> None:
+            closed.set()
+
+    begun, closed = threading.Event(), threading.Event()
+    inner, keys = Slow(), object_keys(2)
+    store = pinning(inner)
+    Shelf(inner).stock(keys)
+
+    with ThreadPoolExecutor(1) as pool:
+        pinned = pool.submit(lambda: store.pin(keys, object_bytes=PAGE))
+        assert begun.wait(LIMIT_SECONDS)
+        store.close()
+
+    assert pinned.result() == 0
+    assert (inner.kept(), store.pinned_bytes) == (0, 0)

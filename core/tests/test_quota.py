@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -159,6 +160,58 @@ def test_a_key_that_is_named_twice_counts_once() -> None:
 
     assert all(status.is_stored for status in statuses)
     assert shelf.write([third]) == (FULL,)
+
+
+class Watched(MemoryStore):
+    """Counts how often it is looked at, and may take its time for it."""
+
+    looks = 0
+    seconds = 0.0
+
+    def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """See Store."""
+        self.looks += 1
+        time.sleep(self.seconds)
+        return super().exists(keys)
+
+
+class WatchedTelling(TellingStore):
+    """Counts how often it says what it has."""
+
+    looks = 0
+
+    def namespace_bytes(self, namespace: bytes) -> int | None:
+        """See Store."""
+        self.looks += 1
+        return super().namespace_bytes(namespace)
+
+
+@pytest.mark.parametrize("kind", [Watched, WatchedTelling])
+def test_a_write_over_the_quota_looks_at_the_store_once_however_many_objects_it_has(
+    kind: type[Watched | WatchedTelling],
+) -> None:
+    inner = kind()
+    store = QuotaStore(inner, max_bytes=PAGE, refresh_seconds=600)
+    shelf = Shelf(store)
+    shelf.stock(object_keys(1, chain="before"))
+    inner.looks = 0
+
+    assert set(shelf.write(object_keys(32))) == {FULL}
+
+    assert inner.looks <= 2  # and once for which of the objects are there already
+
+
+def test_a_store_that_takes_long_to_look_at_is_not_looked_at_for_each_write() -> None:
+    inner = Watched()
+    store = QuotaStore(inner, max_bytes=PAGE)
+    shelf = Shelf(store)
+    shelf.stock(object_keys(1, chain="before"))
+    inner.looks, inner.seconds = 0, 0.15
+
+    for key in object_keys(3):
+        assert shelf.write([key]) == (FULL,)
+
+    assert inner.looks == 4  # once for what was counted, and for each object whether it is there
 
 
 class Mute(MemoryStore):

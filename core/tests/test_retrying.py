@@ -15,6 +15,7 @@ from kvlinker.errors import (
     ContractError,
     DeviceCopyError,
     StoreClosedError,
+    StoreContractError,
     StoreError,
     StoreFullError,
     StoreTimeoutError,
@@ -335,15 +336,17 @@ def test_l12_nothing_of_a_call_stays_in_memory_behind_its_retries() -> None:
     assert store.stats().counters["recovered"] == 2
 
 
-def test_t4_a_wrong_count_is_passed_on_to_be_refused() -> None:
+def test_t4_a_read_of_a_wrong_count_is_refused_and_not_made_again() -> None:
     inner = faulty()
     store = retrying(inner)
     shelf, keys = Shelf(store), object_keys(2)
     shelf.stock(keys)
     inner.script.add(Rule(call=Call.READ, fault=Miscount(change=1)))
 
-    with shelf.open(keys) as session:
-        assert len(session.read(shelf.plan([40, 41]), shelf.access)) == 3
+    with shelf.open(keys) as session, pytest.raises(StoreContractError, match="2 of ReadStatus"):
+        session.read(shelf.plan([40, 41]), shelf.access)
+
+    assert len(inner.script.fired) == 1
 
 
 @pytest.mark.parametrize(

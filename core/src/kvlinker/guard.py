@@ -36,6 +36,7 @@ __all__ = [
     "BreakerOpenError",
     "GuardedStore",
     "checked_flags",
+    "checked_hold",
     "checked_read",
     "checked_write",
 ]
@@ -145,11 +146,7 @@ class GuardedStore:
             StoreContractError: the counts differ; the hold was released.
         """
         hold = self._call(lambda: self._store.hold(keys, seconds=seconds))
-        try:
-            return hold, checked_flags(self.name, "hold", hold.present, len(keys))
-        except BaseException:
-            hold.release()
-            raise
+        return hold, checked_hold(self.name, hold, len(keys))
 
     def open_read(self, request: ReadRequest) -> ReadSession:
         """Open a read; the session's answers are to be checked by `checked_read`."""
@@ -226,6 +223,19 @@ def checked_flags(name: str, call: str, answer: object, count: int) -> tuple[boo
     if isinstance(answer, Sequence) and len(answer) == count:
         return tuple(item is True for item in answer)
     raise _wrong(name, call, f"{count} booleans", answer)
+
+
+def checked_hold(name: str, hold: Hold, count: int) -> tuple[bool, ...]:
+    """Return which of so many keys a store's hold names.
+
+    Raises:
+        StoreContractError: it says something else, or of another count; the hold was released.
+    """
+    try:
+        return checked_flags(name, "hold", hold.present, count)
+    except BaseException:
+        hold.release()
+        raise
 
 
 def _wrong(name: str, call: str, expected: str, answer: object) -> StoreContractError:

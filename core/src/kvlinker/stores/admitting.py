@@ -48,11 +48,9 @@ class AdmittingStore(WrappedStore):
         """See Store; NOT_ADMITTED, without a byte being copied, where nobody offered the object before."""
         keys = [key for batch in batches for key in batch.keys]
         return write_chosen(
-            self._inner,
+            lambda chosen: self._inner_write(chosen, memory, may_publish),
             batches,
             self._admitted(keys),
-            memory,
-            may_publish=may_publish,
             otherwise=WriteStatus.NOT_ADMITTED,
         )
 
@@ -61,7 +59,7 @@ class AdmittingStore(WrappedStore):
         known = dict(zip(keys, self._offers.contain(keys), strict=True))
         new = [key for key, is_known in known.items() if not is_known]
         if new:  # what is stored is not kept out: the answer is that it is there
-            known |= zip(new, self._inner.exists(new), strict=True)
+            known |= zip(new, self._inner_exists(new), strict=True)
         refused = [key for key, is_known in known.items() if not is_known]
         self._offers.note(refused)
         admitted = [known[key] for key in keys]

@@ -110,7 +110,7 @@ class ExpiringStore(WrappedStore):
         if not keys or not periods:
             return [None] * len(keys)
         names = [name for period in periods for name in self._names(keys, period)]
-        flags = self._inner.exists(names)
+        flags = self._inner_exists(names)
         found: list[int | None] = [None] * len(keys)
         placed: list[ObjectKey] = list(keys)
         for i, period in reversed(list(enumerate(periods))):
@@ -174,7 +174,7 @@ class ExpiringStore(WrappedStore):
             own = [now if p is None else p for p in self._recalled(batch.keys, lasting)]
             named.append(replace(batch, keys=tuple(self._named(batch.keys, own))))
             places.append(own)
-        statuses = self._inner.write(named, memory, may_publish=may_publish)
+        statuses = self._inner_write(named, memory, may_publish)
         for batch, own, placed, answer in zip(batches, places, named, statuses, strict=True):
             stored = [p if s.is_stored else None for p, s in zip(own, answer, strict=True)]
             self._remember(batch.keys, stored, placed.keys)
@@ -201,7 +201,7 @@ class ExpiringStore(WrappedStore):
         now = self._now()
         self._remember(keys, [None] * len(keys), keys)
         names = [name for period in (now, now - 1) for name in self._names(keys, period)]
-        removed = self._inner.delete(names)
+        removed = self._inner_delete(names)
         count = len(keys)
         return tuple(a or b for a, b in zip(removed[:count], removed[count:], strict=True))
 

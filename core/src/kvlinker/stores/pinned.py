@@ -102,7 +102,7 @@ class PinningStore(WrappedStore):
         may_publish: Callable[[], bool],
     ) -> tuple[tuple[WriteStatus, ...], ...]:
         """See Store."""
-        answers = self._inner.write(batches, memory, may_publish=may_publish)
+        answers = self._inner_write(batches, memory, may_publish)
         for batch, answer in zip(batches, answers, strict=True):
             stored = [key for key, s in zip(batch.keys, answer, strict=True) if s.is_stored]
             self._pin_wanted(self._named(stored), batch.plan.object_bytes)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Sequence
 
-from kvlinker.errors import KVLinkerError
+from kvlinker.guard import checked_hold
 from kvlinker.store import Hold, ObjectKey, Store
 from kvlinker.stores.tier import EventCounts
 
 __all__ = ["Pins"]
+
+logger = logging.getLogger(__name__)
 
 _KEYS_AT_ONCE = 4096
 _RENEWALS = 3
@@ -39,6 +42,7 @@ class Pins:
         self._bytes = 0
         """Of what is pinned, and of what is about to be."""
         self._holds: list[Hold] = []
+        self._is_failing = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         weakref.finalize(self, self._ended.set).atexit = False
@@ -61,28 +65,41 @@ class Pins:
             chosen = wanted[:room]
             self._bytes += size * len(chosen)
         self._counts.add("pin_refused", len(wanted) - len(chosen))
-        held: list[ObjectKey] = []
+        held: Sequence[ObjectKey] = ()
         try:
             if chosen and not self._ended.is_set():
-                hold = self._store.hold(chosen, seconds=self._lease_seconds)
-                held = self._record(chosen, hold, size)
-        except KVLinkerError:  # what cannot be held now is tried when it is used again
-            self._counts.add("pin_failed", len(chosen))
+                held = self._hold(chosen, size)
+        except Exception as error:  # noqa: BLE001  # a read or write goes on, whatever a plugin raises at a pin
+            self._fail(error, len(chosen))
         with self._lock:
             self._bytes -= size * (len(chosen) - len(held))
         self._counts.add("pinned", len(held))
         return len(held)
 
-    def _record(self, keys: Sequence[ObjectKey], hold: Hold, size: int) -> list[ObjectKey]:
-        """Note what a hold has, but for what somebody else has pinned meanwhile."""
+    def _hold(self, keys: Sequence[ObjectKey], size: int) -> Sequence[ObjectKey]:
+        """Hold objects and note which there are, but for what somebody else has pinned meanwhile."""
+        hold = self._store.hold(keys, seconds=self._lease_seconds)
+        present = checked_hold(type(self._store).__name__, hold, len(keys))
+        self._is_failing = False
         with self._lock:
-            found = zip(keys, hold.present, strict=True)
+            found = zip(keys, present, strict=True)
             held = [key for key, is_there in found if is_there and key not in self._sizes]
-            self._sizes.update(dict.fromkeys(held, size))
-            self._holds.append(hold)
-            if self._thread is None:
-                self._thread = self._start()
-        return held
+            is_open = not self._ended.is_set()
+            if is_open:
+                self._sizes.update(dict.fromkeys(held, size))
+                self._holds.append(hold)
+                self._thread = self._thread or self._start()
+        if not is_open:
+            hold.release()
+        return held if is_open else ()
+
+    def _fail(self, error: Exception, count: int) -> None:
+        """Count objects that cannot be held now; they are tried again when they are used, or with the next renewal."""
+        self._counts.add("pin_failed", count)
+        if not self._is_failing:  # once, until the store holds again
+            name = type(self._store).__name__
+            logger.warning("kvlinker: pins in %s: %s: %s", name, type(error).__name__, error)
+        self._is_failing = True
 
     def _start(self) -> threading.Thread:
         pause = self._lease_seconds / _RENEWALS
@@ -119,8 +136,8 @@ class Pins:
         try:
             for first in range(0, len(keys), _KEYS_AT_ONCE):
                 self._hold_again(keys[first : first + _KEYS_AT_ONCE])
-        except KVLinkerError:
-            self._counts.add("pin_failed", len(keys))
+        except Exception as error:  # noqa: BLE001  # the thread must live on, whatever a plugin raises
+            self._fail(error, len(keys))
             with self._lock:
                 self._holds += before
             return
@@ -128,18 +145,20 @@ class Pins:
 
     def _hold_again(self, keys: Sequence[ObjectKey]) -> None:
         hold = self._store.hold(keys, seconds=self._lease_seconds)
+        present = checked_hold(type(self._store).__name__, hold, len(keys))
+        self._is_failing = False
         with self._lock:
             self._holds.append(hold)
-            present = zip(keys, hold.present, strict=True)
-            lost = sum(self._drop(key) for key, is_there in present if not is_there)
+            found = zip(keys, present, strict=True)
+            lost = sum(self._drop(key) for key, is_there in found if not is_there)
         self._counts.add("pin_lost", lost)
 
     def _release(self, holds: Sequence[Hold]) -> None:
         for hold in holds:
             try:
                 hold.release()
-            except KVLinkerError:
-                self._counts.add("pin_failed")
+            except Exception as error:  # noqa: BLE001  # the others are let go of all the same; this one expires
+                self._fail(error, 1)
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""
@@ -149,8 +168,8 @@ class Pins:
             thread.join(_CLOSE_SECONDS)  # it may be about to hold everything anew
         with self._lock:
             holds, self._holds = self._holds, []
-            self._sizes.clear()
-            self._bytes = 0
+            for key in list(self._sizes):  # and not what is being pinned: that is given back there
+                self._drop(key)
         self._release(holds)
 
 

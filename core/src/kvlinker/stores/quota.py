@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,12 +14,14 @@ from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import ObjectKey, Store, StoreStats, WriteBatch, WriteStatus
 from kvlinker.stores.chosen_writes import write_chosen
 from kvlinker.stores.tier import EventCounts
-from kvlinker.stores.usage import Usage, usage_of
+from kvlinker.stores.usage import MAX_LOAD, Usage, usage_of
 from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["QuotaStore"]
 
 _REFRESH_SECONDS = 1.0
+_SLOW_SECONDS = 0.1
+"""Of a look at what a store holds: one that asks for a few thousand objects over a network takes longer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,6 +30,19 @@ class _Share:
 
     limit: int
     usage: Usage
+    looks_at: float = 0.0
+    """When the store may be looked at again, by the clock of `time.monotonic`."""
+
+    def recount(self) -> bool:
+        """Look again what the store holds, unless that took long and was lately; return whether it did."""
+        began = time.monotonic()
+        if began < self.looks_at:
+            return False
+        self.usage.recount()
+        ended = time.monotonic()
+        took = ended - began
+        self.looks_at = ended + (MAX_LOAD * took if took > _SLOW_SECONDS else 0)
+        return True
 
 
 class QuotaStore(WrappedStore):
@@ -79,15 +95,12 @@ class QuotaStore(WrappedStore):
         statuses: dict[ObjectKey, WriteStatus] = {}
         try:
             self._refresh({key[:NAMESPACE_BYTES] for key in sizes})
-            for key, size in sizes.items():
-                fits[key] = self._reserve(key, size)
+            self._reserve(sizes, fits)
             there = self._there([key for key in sizes if not fits[key]])
             answers = write_chosen(
-                self._inner,
+                lambda chosen: self._inner_write(chosen, memory, may_publish),
                 batches,
                 [fits[key] for batch in batches for key in batch.keys],
-                memory,
-                may_publish=may_publish,
                 otherwise=WriteStatus.FULL,
             )
             statuses = _by_key(batches, answers)
@@ -106,7 +119,7 @@ class QuotaStore(WrappedStore):
         """Return which of the objects that are refused are stored already, and count the others."""
         if not refused:
             return frozenset()
-        flags = self._inner.exists(refused)
+        flags = self._inner_exists(refused)
         self._counts.add("over_quota", len(refused) - sum(flags))
         return frozenset(key for key, flag in zip(refused, flags, strict=True) if flag)
 
@@ -128,12 +141,18 @@ class QuotaStore(WrappedStore):
             if share is not None:
                 share.usage.refresh(self._refresh_seconds)
 
-    def _reserve(self, key: ObjectKey, size: int) -> bool:
-        share = self._share(key[:NAMESPACE_BYTES])
-        if share is None or share.usage.reserve(key, size, limit=share.limit):
-            return True
-        share.usage.recount()
-        return share.usage.reserve(key, size, limit=share.limit)
+    def _reserve(self, sizes: Mapping[ObjectKey, int], fits: dict[ObjectKey, bool]) -> None:
+        """Reserve what objects need, and note for which there is room; a namespace without is looked at anew, once."""
+        full: set[bytes] = set()
+        for key, size in sizes.items():
+            namespace = key[:NAMESPACE_BYTES]
+            share = self._share(namespace)
+            if share is None or share.usage.reserve(key, size, limit=share.limit):
+                fits[key] = True
+                continue
+            is_fresh = namespace in full or not share.recount()
+            full.add(namespace)
+            fits[key] = not is_fresh and share.usage.reserve(key, size, limit=share.limit)
 
     def _settle(
         self,

@@ -23,7 +23,7 @@ class ReadOnlyStore(WrappedStore):
         may_publish: Callable[[], bool],  # noqa: ARG002  # nothing is published
     ) -> tuple[tuple[WriteStatus, ...], ...]:
         """Return EXISTS for what is there and FULL for the rest, without copying anything."""
-        found = iter(self._inner.exists([key for batch in batches for key in batch.keys]))
+        found = iter(self._inner_exists([key for batch in batches for key in batch.keys]))
         return tuple(
             tuple(WriteStatus.EXISTS if next(found) else WriteStatus.FULL for _ in batch.keys)
             for batch in batches

@@ -6,7 +6,8 @@ import threading
 from dataclasses import replace
 
 from kvlinker.device import DeviceAccess
-from kvlinker.errors import StoreClosedError, StoreContractError, StoreError
+from kvlinker.errors import StoreClosedError, StoreError
+from kvlinker.guard import checked_read
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus, Store
 from kvlinker.stores.retries import Retries
@@ -33,6 +34,7 @@ class RetryingReadSession(ReadSession):
             seconds: how long after its beginning a read is made again.
         """
         self.store, self.request = store, request
+        self.name = type(store).__name__
         self._retries, self._seconds = retries, seconds
         self._lock = threading.Lock()
         self._is_closed = False
@@ -96,7 +98,7 @@ class _Reading:
         else:
             session = self._session.session(anew=self._was_asked)
             self._was_asked = True
-            self.statuses += session.read(self._plan, self._memory)
+            self.statuses += checked_read(self._session.name, session, self._plan, self._memory)
         if ReadStatus.FAILED in self.statuses:
             msg = f"pool {self._plan.pool!r}: the store failed to read some objects"
             raise _SomeFailedError(msg)
@@ -105,9 +107,7 @@ class _Reading:
         failed = [i for i, status in enumerate(self.statuses) if status is ReadStatus.FAILED]
         keys = tuple(self._session.request.keys[i] for i in failed)
         with self._session.store.open_read(replace(self._session.request, keys=keys)) as session:
-            answers = session.read(self._plan.select(failed), self._memory)
-        if len(answers) != len(failed):
-            msg = f"pool {self._plan.pool!r}: {len(answers)} statuses for {len(failed)} objects; the store is at fault"
-            raise StoreContractError(msg)
+            chosen = self._plan.select(failed)
+            answers = checked_read(self._session.name, session, chosen, self._memory)
         for i, status in zip(failed, answers, strict=True):
             self.statuses[i] = status

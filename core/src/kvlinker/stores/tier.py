@@ -14,6 +14,7 @@ from kvlinker.guard import (
     Breaker,
     BreakerOpenError,
     checked_flags,
+    checked_hold,
     checked_read,
     checked_write,
 )
@@ -118,11 +119,7 @@ class Tier:
 
         def ask(store: Store) -> Hold:
             hold = store.hold(keys, seconds=seconds)
-            try:
-                checked_flags(self.name, "hold", hold.present, len(keys))
-            except StoreContractError:
-                hold.release()
-                raise
+            checked_hold(self.name, hold, len(keys))
             return hold
 
         return self.ask(ask, otherwise=None)

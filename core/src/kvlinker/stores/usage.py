@@ -7,13 +7,14 @@ import time
 from abc import ABC, abstractmethod
 from itertools import islice
 
+from kvlinker.guard import checked_flags
 from kvlinker.store import ObjectKey, Store
 
-__all__ = ["CountedUsage", "ToldUsage", "Usage", "usage_of"]
+__all__ = ["MAX_LOAD", "CountedUsage", "ToldUsage", "Usage", "usage_of"]
 
 _KEYS_AT_ONCE = 4096
 """Keys that are asked for at a time, to see which of them the store has evicted."""
-_MAX_LOAD = 100
+MAX_LOAD = 100
 """A store is asked what it holds again after so many times what it took to say."""
 
 
@@ -101,7 +102,7 @@ class ToldUsage(Usage):
 
     def refresh(self, seconds: float) -> None:
         """See Usage; less often where the answer takes more than a hundredth of the time, and with 0 always."""
-        pause = max(seconds, _MAX_LOAD * self._took) if seconds else 0.0
+        pause = max(seconds, MAX_LOAD * self._took) if seconds else 0.0
         if time.monotonic() - self._asked >= pause:
             self.recount()
 
@@ -179,7 +180,9 @@ class CountedUsage(Usage):
             asked = list(islice(self._sizes.items(), count))
         if not asked:
             return
-        found = self._store.exists([key for key, _ in asked])
+        keys = [key for key, _ in asked]
+        name = type(self._store).__name__
+        found = checked_flags(name, "exists", self._store.exists(keys), len(keys))
         with self._lock:
             for (key, counted), is_there in zip(asked, found, strict=True):
                 if self._sizes.get(key) != counted:
