@@ -26,6 +26,7 @@ class S3Values(NamedValues):
         self._lane = lane
         self._names = names
         self._call_bytes = call_bytes
+        self._together_bytes = min(_TOGETHER_BYTES, call_bytes)
 
     @property
     def answer_bytes(self) -> int:
@@ -37,7 +38,7 @@ class S3Values(NamedValues):
     ) -> Iterator[Sequence[tuple[int, Beginning | None]]]:
         """See NamedValues."""
         names = self._names.of_objects(keys)
-        parts = _together(len(names), size)
+        parts = self._together(len(names), size)
         asked = [
             Asked(requests=[begin_of(name, size) for name in names[part]], bytes=each)
             for part, each in parts
@@ -56,16 +57,19 @@ class S3Values(NamedValues):
         parts: list[tuple[slice, slice]] = []
         for group in self._groups(len(names), everything, len(ranges)):
             chosen = everything[group]
-            for part, each in _together(len(names), sum(size for _, size in chosen)):
+            for part, each in self._together(len(names), sum(size for _, size in chosen)):
                 parts.append((group, part))
                 requests = [ranges_of(name, chosen) for name in names[part]]
                 asked.append(Asked(requests=requests, bytes=each))
-        answers = self._lane.stream(asked, ahead_bytes=self._call_bytes)
+        # What is held below is in memory too.
+        ahead = self._call_bytes // 2 if expected else self._call_bytes
+        answers = self._lane.stream(asked, ahead_bytes=ahead)
         held: list[tuple[slice, Sequence[list[memoryview] | None]]] = []
         for (group, part), some in zip(parts, answers, strict=True):
             held.append((part, some))
             # What was guessed comes in the order of ranges, which are taken one after the other.
-            if group.stop <= len(ranges) or part.stop == len(names):
+            is_one = group.stop - group.start == 1
+            if is_one or group.stop <= len(ranges) or part.stop == len(names):
                 yield from _fetched(group, held)
                 held.clear()
 
@@ -85,6 +89,11 @@ class S3Values(NamedValues):
                 most *= 2
             start = stop
 
+    def _together(self, count: int, size: int) -> list[tuple[slice, int]]:
+        """Return which of `count` answers of some bytes are handed over together, and their bytes."""
+        parts = parts_of(count, max(1, self._together_bytes // size))
+        return [(part, (part.stop - part.start) * size) for part in parts]
+
     def remove(self, keys: Sequence[ObjectKey]) -> None:
         """See NamedValues."""
         self._lane.run([delete([name]) for name in self._names.of_objects(keys)])
@@ -98,9 +107,3 @@ def _fetched(
         for part, answers in found:
             views = [None if one is None else one[at - group.start] for one in answers]
             yield Fetched(range=at, numbers=range(part.start, part.stop), views=views)
-
-
-def _together(count: int, size: int) -> list[tuple[slice, int]]:
-    """Return which of `count` answers of some bytes are handed over together, and their bytes."""
-    parts = parts_of(count, max(1, _TOGETHER_BYTES // size))
-    return [(part, (part.stop - part.start) * size) for part in parts]

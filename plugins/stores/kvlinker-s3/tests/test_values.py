@@ -1,0 +1,55 @@
+"""What a load may have in memory at a time holds for many short answers as for one long one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from http_proxy import Proxy, proxy_to
+from s3_server import BUCKET, S3Server, settings_for
+
+from kvlinker.testing.shelves import object_keys
+from kvlinker_s3 import S3StoreOptions
+from kvlinker_s3.lanes import Lane
+from kvlinker_s3.names import Names
+from kvlinker_s3.requests import put
+from kvlinker_s3.values import S3Values
+
+CALL_BYTES = 1 << 20
+KEYS = object_keys(40)
+
+
+@contextmanager
+def values_at(proxy: Proxy, prefix: str, value_bytes: int) -> Iterator[S3Values]:
+    """Store values of some length, and give what reads them through a proxy."""
+    config = {"url": f"s3://{BUCKET}", "settings": settings_for(proxy.port), "prefix": prefix}
+    options = S3StoreOptions.of_config({**config, "call_bytes": CALL_BYTES})
+    names = Names(prefix)
+    lane = Lane(options, "loads")
+    value = memoryview(bytes(value_bytes))
+    lane.run([put(name, value, replace=True) for name in names.of_objects(KEYS)])
+    yield S3Values(lane, names, CALL_BYTES)
+    lane.close()
+
+
+@pytest.mark.parametrize(
+    ("layer_bytes", "wanted", "expected"), [(64 << 10, 3, 0), (64 << 10, 1, 2), (4 << 10, 1, 15)]
+)
+def test_what_is_asked_for_ahead_of_many_objects_is_no_more_than_may_be_in_memory(
+    server: S3Server, prefix: str, layer_bytes: int, wanted: int, expected: int
+) -> None:
+    ranges = [(at * layer_bytes, layer_bytes) for at in range(wanted + expected)]
+    answered: list[int] = []
+    taken = 0
+    with (
+        proxy_to(server.port) as proxy,
+        values_at(proxy, prefix, len(ranges) * layer_bytes) as values,
+    ):
+        proxy.after = lambda _, answer: answered.append(len(answer.body))
+
+        for one in values.fetch(KEYS, ranges[:wanted], expected=ranges[wanted:]):
+            assert sum(answered) - taken <= CALL_BYTES
+            taken += layer_bytes * len(one.numbers)
+
+    assert taken == sum(answered) == len(KEYS) * len(ranges) * layer_bytes
