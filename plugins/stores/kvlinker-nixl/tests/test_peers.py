@@ -88,7 +88,9 @@ def test_t6_a_dead_server_costs_one_wait_and_is_used_when_it_is_back(
     peer.kill()
 
     began = time.monotonic()
-    with pytest.raises(StoreTimeoutError):
+    with pytest.raises(
+        StoreTimeoutError, match=r"does `python -m kvlinker_nixl serve` run there\?"
+    ):
         shelf.store.exists(keys)
     with pytest.raises(StoreTimeoutError, match="not asked again yet"):
         shelf.store.exists(keys)

@@ -511,7 +511,9 @@ def test_a_password_is_read_from_where_the_url_says_and_shown_nowhere(
     url = server.url.replace("redis://", "redis://:${env:KV_TEST_PASSWORD}@")
 
     monkeypatch.setenv("KV_TEST_PASSWORD", "wrong-sesame")
-    with pytest.raises(StoreError, match="the server refuses") as wrong:
+    with pytest.raises(
+        StoreError, match=r"the server refuses: .*; look at user, password"
+    ) as wrong:
         open_store(server, url=url)
     monkeypatch.delenv("KV_TEST_PASSWORD")
     with pytest.raises(StoreError, match="KV_TEST_PASSWORD is not set"):
@@ -581,3 +583,15 @@ def test_a_user_without_rights_is_told_so(
     assert shelf.write(object_keys(2)) == (EXISTS, WriteStatus.FAILED)
     with pytest.raises(StoreError, match=r"UNLINK was answered with .*permissions"):
         shelf.store.delete(object_keys(1))
+
+
+def test_a_user_that_may_not_touch_the_prefix_is_an_error_that_says_what_to_allow(
+    make_server: MakeServer, open_store: OpenStore
+) -> None:
+    rights = "default on nopass ~other* +@read +@write +@connection +info"
+    shelf = Shelf(open_store(make_server("--user", *rights.split())))
+
+    with pytest.raises(
+        StoreError, match=r"NOPERM.*; allow the url's user .* begin with the prefix"
+    ):
+        shelf.read(object_keys(1))

@@ -490,6 +490,16 @@ def test_a_server_that_refuses_the_key_is_an_error_that_shows_no_secret(
         open_store(proxy.port)
 
     assert "sesame" not in str(caught.value)
+    assert str(caught.value).endswith("; look at the keys, at what they may do, and at the region")
+
+
+def test_a_bucket_that_is_not_there_is_an_error_that_says_what_to_do(
+    open_store: OpenStore, proxy: Proxy
+) -> None:
+    proxy.before = lambda _: Answer(status=404, body=b"<Error><Code>NoSuchBucket</Code></Error>")
+
+    with pytest.raises(StoreError, match=r"NoSuchBucket.*; make the bucket, or mend url"):
+        open_store(proxy.port)
 
 
 def test_a_key_comes_from_where_the_settings_say(

@@ -112,7 +112,9 @@ class Channel:
 
     def _down(self, error: OSError) -> StoreTimeoutError:
         self._breaker.trip()
-        return StoreTimeoutError(f"{self}: the server cannot be asked: {error.strerror or error}")
+        what = error.strerror or error
+        msg = f"{self}: the server cannot be asked: {what}; does `python -m kvlinker_nixl serve` run there?"
+        return StoreTimeoutError(msg)
 
     def _connect(self) -> None:
         if self._is_closed:

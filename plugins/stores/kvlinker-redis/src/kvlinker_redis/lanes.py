@@ -33,6 +33,10 @@ _T = TypeVar("_T")
 _FIRST_PAUSE_SECONDS = 0.02
 _MAX_PAUSE_SECONDS = 0.5
 _FOREVER = -1
+_IF_REFUSED = (
+    "look at user, password and database in url, and name who signed a certificate as ca_file"
+)
+_IF_DOWN = "is it up, and does url begin with rediss:// where it speaks TLS, and redis:// where it does not?"
 
 
 class RedisLane(StoreLane):
@@ -157,11 +161,11 @@ class RedisLane(StoreLane):
                 raise error
             if is_refusal(error):
                 self.give_up()
-                msg = f"{self}: the server refuses: {said(error)}"
+                msg = f"{self}: the server refuses: {said(error)}; {_IF_REFUSED}"
                 raise StoreError(msg) from None  # the error itself says all that `said` leaves out
             if self._clock() >= deadline:
                 self.give_up()
-                msg = f"{self}: the server cannot be reached: {said(error)}"
+                msg = f"{self}: the server cannot be reached: {said(error)}; {_IF_DOWN}"
                 raise StoreTimeoutError(msg) from None
 
         return stop

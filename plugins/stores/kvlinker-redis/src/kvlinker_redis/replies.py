@@ -32,7 +32,10 @@ def expect_view(reply: Reply, command: str) -> memoryview:
 
 def _unexpected(reply: Reply, command: str, expected: str) -> StoreError:
     found = str(reply) if isinstance(reply, Exception) else f"a {type(reply).__name__}"
-    return StoreError(f"redis store: {command} was answered with {found}, expected {expected}")
+    msg = f"redis store: {command} was answered with {found}, expected {expected}"
+    if found.startswith("NOPERM"):
+        msg += "; allow the url's user keys that begin with the prefix, and +@read +@write +@connection +info"
+    return StoreError(msg)
 
 
 def is_other_type(reply: Reply) -> bool:

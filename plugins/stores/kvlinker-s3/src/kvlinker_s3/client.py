@@ -61,7 +61,7 @@ def _remote(options: S3StoreOptions, settings: Mapping[str, str | bool]) -> Obje
         text = brief(error)
         for name in _referred(options):
             text = text.replace(str(settings[name]), f"<{name}>")
-        msg = f"s3 store {options.place}: settings were refused: {text}"
+        msg = f"s3 store {options.place}: settings were refused: {text}; obstore's documentation names them"
         raise ContractError(msg) from None
 
 

@@ -30,6 +30,10 @@ _WORDS = {
     Failure.WRONG_RANGE: "the server does not answer with the range that it was asked for",
 }
 """What is said of failures that concern every request; others concern one."""
+_NEXT_STEPS = {
+    Failure.DOWN: "; look at endpoint and region in settings, at the network, and at where keys come from",
+    Failure.REFUSED: "; look at the keys, at what they may do, and at the region",
+}
 
 
 class RefusedRequestError(StoreError):
@@ -146,9 +150,10 @@ class Lane(StoreLane):
         failure = failure_of(error)
         words = _WORDS.get(failure)
         if words is None:
-            return RefusedRequestError(f"{self}: a request failed: {brief(error)}", failure)
+            hint = "; make the bucket, or mend url" if "NoSuchBucket" in str(error) else ""
+            return RefusedRequestError(f"{self}: a request failed: {brief(error)}{hint}", failure)
         kind = StoreTimeoutError if failure is Failure.DOWN else StoreError
-        call.error = kind(f"{self}: {words}: {brief(error)}")
+        call.error = kind(f"{self}: {words}: {brief(error)}{_NEXT_STEPS.get(failure, '')}")
         self.give_up()
         return call.error
 
