@@ -219,6 +219,15 @@ def test_b88_a_store_asks_at_open_whether_ranges_can_be_read(kind: str) -> None:
     assert not fake.sessions
 
 
+@pytest.mark.parametrize("name", ["batch_put_from_multi_buffer_ranges", WHOLE, RANGES])
+def test_t6_a_probe_that_hangs_ends_the_opening_in_time(name: str) -> None:
+    fake, gate = FakeClient(), Gate()
+    fake.before = hangs(gate, name)
+
+    with gate, pytest.raises(StoreTimeoutError, match=r"no answer within 0\.1 s"):
+        open_fake(fake, reads="auto", transfer_seconds=0.1)
+
+
 def test_a_store_that_reads_ranges_slowly_reads_whole_objects() -> None:
     fake = FakeClient()
 
