@@ -20,7 +20,6 @@ from kvlinker.store import (
     WriteStatus,
 )
 from kvlinker.stores.encrypted import EncryptedStore
-from kvlinker.stores.host_pages import of_spans
 from kvlinker.stores.sealing import BLOCK_BYTES, FRAME_EXTRA_BYTES, BlockLayout, Sealer
 from kvlinker.stores.tiered import TieredStore
 from kvlinker.stores.wrapped import WrappedStore
@@ -277,7 +276,7 @@ class _Pieces(DeviceAccess):
     def _each(self, plan: TransferPlan, copy: Callable[[TransferPlan], None]) -> None:
         count = len(plan.spans.base)
         for first in reversed(range(0, count, self._spans)):
-            copy(of_spans(plan, np.arange(first, min(first + self._spans, count))))
+            copy(plan.select_spans(np.arange(first, min(first + self._spans, count))))
 
 
 class _PiecewiseSession(ReadSession):
@@ -343,7 +342,7 @@ class _Skipping(DeviceAccess):
         self._access.copy_out(plan, host)
 
     def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
-        self._access.copy_in(of_spans(plan, np.arange(len(plan.spans.base) - 1)), host)
+        self._access.copy_in(plan.select_spans(np.arange(len(plan.spans.base) - 1)), host)
 
 
 class _ForgetfulSession(_PiecewiseSession):

@@ -9,6 +9,7 @@ from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import ContractError
 from kvlinker.plans import IOVEC, TransferPlan
 from kvlinker.spans import BufferSpan
+from kvlinker.store import ReadRequest
 
 GIB = 1 << 30
 
@@ -239,6 +240,19 @@ def test_c9_chosen_fragmented_pages_keep_all_their_runs() -> None:
     assert pages.select([]).row.size == 0
 
 
+def test_c9_spans_are_chosen_by_a_mask_or_by_numbers_and_keep_their_places() -> None:
+    entry = pool()
+    plan = entry.page_plan(entry.prepare_locations([4, 5, 0, 1]))
+    mask = np.array([False, True, False, True])
+
+    for chosen in (plan.select_spans(mask), plan.select_spans(np.flatnonzero(mask))):
+        assert chosen.spans.labels == ("2000", "4000")
+        assert chosen.spans.offset.tolist() == [20, 52]
+        assert (chosen.num_pages, chosen.object_bytes) == (2, plan.object_bytes)
+    assert plan.select_spans(np.arange(4)) is plan
+    assert plan.select_spans(np.ones(4, dtype=np.bool_)) is plan
+
+
 @pytest.mark.parametrize("fragmented", [False, True])
 @pytest.mark.parametrize(
     ("pages", "problem"),
@@ -353,3 +367,15 @@ def test_c9_layer_metadata_of_fragmented_pages_lists_their_runs() -> None:
         [[0, 10], [0, 6], [0], [0]],
     )
     assert packed.get_prepared_layer_range_meta(packed.prepare_locations([]), 3) == ([], [], [])
+
+
+@pytest.mark.parametrize(("pages", "longer"), [(1, 0), (2, 1)], ids=["fewer", "longer"])
+def test_t4_a_read_of_other_objects_than_were_asked_for_is_refused(pages: int, longer: int) -> None:
+    entry = pool()
+    plan = entry.page_plan(entry.prepare_locations(range(2 * pages)))
+    request = ReadRequest(
+        keys=(b"a", b"b"), object_bytes=plan.object_bytes + longer, fingerprint=b"f"
+    )
+
+    with pytest.raises(ContractError, match=f"a plan of {pages} objects of 64 B does not fit"):
+        request.check(plan)

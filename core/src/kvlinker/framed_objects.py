@@ -289,17 +289,9 @@ def cut_plan(headers: FrameHeaders, number: int, plan: TransferPlan, limit: int)
                 start=start,
                 size=end - start,
                 frames=slice(first, last + 1),
-                plan=_within(plan, (lows >= start) & (highs <= end)),
+                plan=plan.select_spans((lows >= start) & (highs <= end)),
             )
             first = following
-
-
-def _within(plan: TransferPlan, chosen: NDArray[np.bool_]) -> TransferPlan:
-    if chosen.all():
-        return plan
-    return TransferPlan(
-        pages=plan.pages, spans=plan.spans.select(chosen), part_bytes=plan.part_bytes
-    )
 
 
 def are_ranges_right(

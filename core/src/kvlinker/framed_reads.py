@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess, HostObjects
-from kvlinker.errors import ContractError, StoreClosedError
+from kvlinker.errors import StoreClosedError
 from kvlinker.framed_looks import FramedState, look_at
 from kvlinker.framed_objects import (
     FoundObjects,
@@ -65,6 +65,7 @@ class FramedReadSession(ReadSession):
         self._values = values
         self._state = state
         self._check_open = check_open
+        self._request = request
         self._wanted = WantedObjects(
             keys=request.keys, object_bytes=request.object_bytes, fingerprint=request.fingerprint
         )
@@ -93,16 +94,10 @@ class FramedReadSession(ReadSession):
         return tuple(map(_STATUSES.__getitem__, self._status.tolist()))
 
     def _check(self, plan: TransferPlan) -> None:
-        keys, size = len(self._wanted.keys), self._wanted.object_bytes
         if self._is_closed:
             msg = f"pool {plan.pool!r}: this read session was closed; open another"
             raise StoreClosedError(msg)
-        if plan.num_pages != keys or plan.object_bytes != size:
-            msg = (
-                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
-                f"does not fit a request of {keys} objects of {size} B"
-            )
-            raise ContractError(msg)
+        self._request.check(plan)
 
     def close(self) -> None:
         """See ReadSession."""
@@ -151,7 +146,7 @@ class FramedReadSession(ReadSession):
         raw = [found[at].raw for at in part.positions[numbers].tolist()]
         start = part.header_bytes
         reach = min(map(len, raw)) - start
-        front = _chosen(plan, plan.spans.offset + plan.range_bytes <= reach)
+        front = plan.select_spans(plan.spans.offset + plan.range_bytes <= reach)
         pieces = list(cut_plan(part.headers, int(numbers[0]), front, _WHOLE))
         if any(piece.start + piece.size > reach for piece in pieces):
             return 0  # the ranges that vouch for these bytes end behind them
@@ -321,17 +316,8 @@ def _remains(
             continue
         known = reach[part.positions[numbers]]
         for end in np.unique(known).tolist():
-            rest = _chosen(plan, plan.spans.offset + plan.range_bytes > end)
+            rest = plan.select_spans(plan.spans.offset + plan.range_bytes > end)
             yield numbers[known == end], rest
-
-
-def _chosen(plan: TransferPlan, chosen: NDArray[np.bool_]) -> TransferPlan:
-    """Return the plan of some of its spans."""
-    if chosen.all():
-        return plan
-    return TransferPlan(
-        pages=plan.pages, spans=plan.spans.select(chosen), part_bytes=plan.part_bytes
-    )
 
 
 def _copy_in(

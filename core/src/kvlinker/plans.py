@@ -302,6 +302,14 @@ class TransferPlan:
             pages=self.pages.select(pages), spans=self.spans, part_bytes=self.part_bytes
         )
 
+    def select_spans(self, chosen: NDArray[np.bool_] | IndexArray) -> TransferPlan:
+        """Return the plan of some of its spans, by a mask or by ascending numbers; itself where these are all."""
+        count = int(chosen.sum()) if chosen.dtype == np.bool_ else len(chosen)
+        if count == len(self.spans.base):
+            return self
+        spans = self.spans.select(chosen)
+        return TransferPlan(pages=self.pages, spans=spans, part_bytes=self.part_bytes)
+
     def check_live(self) -> None:
         """Do nothing while the memory may be used.
 

@@ -134,6 +134,19 @@ class ReadRequest:
     """Payload bytes; an object of another length is a miss."""
     fingerprint: bytes
 
+    def check(self, plan: TransferPlan) -> None:
+        """Refuse a plan that is not of these objects, before anything is read.
+
+        Raises:
+            ContractError: it has another number of pages, or pages of another length.
+        """
+        if plan.num_pages != len(self.keys) or plan.object_bytes != self.object_bytes:
+            msg = (
+                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
+                f"does not fit a request of {len(self.keys)} objects of {self.object_bytes} B"
+            )
+            raise ContractError(msg)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess, HostAccess
-from kvlinker.errors import ContractError, StoreClosedError, StoreError, UnsupportedOperationError
+from kvlinker.errors import StoreClosedError, StoreError, UnsupportedOperationError
 from kvlinker.guard import checked_read
 from kvlinker.keys import digest_fields
 from kvlinker.plans import TransferPlan
@@ -272,17 +272,11 @@ class CompressedReadSession(ReadSession):
         return tuple(statuses)
 
     def _check(self, plan: TransferPlan) -> None:
-        keys, size = self._request.keys, self._request.object_bytes
         if self._is_closed:
             msg = f"pool {plan.pool!r}: this read session was closed; open another"
             raise StoreClosedError(msg)
-        if plan.num_pages != len(keys) or plan.object_bytes != size:
-            msg = (
-                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
-                f"does not fit a request of {len(keys)} objects of {size} B"
-            )
-            raise ContractError(msg)
-        if not self._streams.reads_ranges and int(plan.range_bytes.sum()) != size:
+        self._request.check(plan)
+        if not self._streams.reads_ranges and int(plan.range_bytes.sum()) != plan.object_bytes:
             msg = f"pool {plan.pool!r}: this store reads whole objects alone; see its capabilities"
             raise UnsupportedOperationError(msg)
 

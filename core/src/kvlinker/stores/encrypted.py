@@ -268,14 +268,8 @@ class _EncryptedReadSession(ReadSession):
 
     def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
         """See ReadSession."""
-        keys, size = self._request.keys, self._request.object_bytes
-        if plan.num_pages != len(keys) or plan.object_bytes != size:
-            msg = (
-                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
-                f"does not fit a request of {len(keys)} objects of {size} B"
-            )
-            raise ContractError(msg)
-        is_whole = int(plan.range_bytes.sum()) == size
+        self._request.check(plan)
+        is_whole = int(plan.range_bytes.sum()) == plan.object_bytes
         if not (is_whole or self._store.capabilities.ranged_reads):
             msg = f"pool {plan.pool!r}: this store reads whole objects alone; see its capabilities"
             raise UnsupportedOperationError(msg)

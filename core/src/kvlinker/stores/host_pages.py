@@ -19,7 +19,6 @@ __all__ = [
     "ObjectRanges",
     "RangesSeen",
     "by_range",
-    "of_spans",
     "plan_of_rows",
     "slot_bytes",
     "slots_of",
@@ -124,17 +123,7 @@ def plan_of_rows(
 def by_range(plan: TransferPlan) -> Iterable[TransferPlan]:
     """Yield one plan for each range of a plan of single objects."""
     for i in range(len(plan.spans.base)):
-        spans = plan.spans.select(np.array([i], dtype=np.int64))
-        yield TransferPlan(pages=plan.pages, spans=spans, part_bytes=plan.part_bytes)
-
-
-def of_spans(plan: TransferPlan, spans: IndexArray) -> TransferPlan:
-    """Return a plan's ranges in some of its spans."""
-    if len(spans) == len(plan.spans.base):
-        return plan
-    return TransferPlan(
-        pages=plan.pages, spans=plan.spans.select(spans), part_bytes=plan.part_bytes
-    )
+        yield plan.select_spans(np.array([i], dtype=np.int64))
 
 
 def slots_of(

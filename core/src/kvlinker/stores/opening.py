@@ -12,7 +12,7 @@ from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess, HostObjects
 from kvlinker.errors import ContractError
 from kvlinker.plans import TransferPlan
-from kvlinker.stores.host_pages import of_spans, slot_bytes, slots_of
+from kvlinker.stores.host_pages import slot_bytes, slots_of
 from kvlinker.stores.sealing import (
     BLOCK_BYTES,
     FRAME_EXTRA_BYTES,
@@ -158,5 +158,5 @@ class OpeningAccess(DeviceAccess):
 
     def _copy(self, pages: IndexArray, spans: IndexArray, slots: HostObjects) -> None:
         if len(spans):
-            self._memory.copy_in(of_spans(self._plan, spans).select(pages), slots)
+            self._memory.copy_in(self._plan.select_spans(spans).select(pages), slots)
             self._is_copied[np.ix_(pages, spans)] = True

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from kvlinker.device import DeviceAccess
-from kvlinker.errors import ContractError, StoreClosedError
+from kvlinker.errors import StoreClosedError
 from kvlinker.plans import TransferPlan
 from kvlinker.store import Hold, ReadRequest, ReadSession, ReadStatus
 from kvlinker.stores.host_pages import RangesSeen
@@ -115,13 +115,7 @@ class TieredReadSession(ReadSession):
         if self._is_closed:
             msg = f"pool {plan.pool!r}: this read session was closed; open another"
             raise StoreClosedError(msg)
-        keys, size = len(self._request.keys), self._request.object_bytes
-        if plan.num_pages != keys or plan.object_bytes != size:
-            msg = (
-                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
-                f"does not fit a request of {keys} objects of {size} B"
-            )
-            raise ContractError(msg)
+        self._request.check(plan)
 
     def _fall_back(self, positions: Sequence[int]) -> None:
         """Open in the far tier what it was not asked for yet."""

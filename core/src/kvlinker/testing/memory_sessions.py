@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.device import DeviceAccess, HostObjects
-from kvlinker.errors import ContractError, StoreClosedError
+from kvlinker.errors import StoreClosedError
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.store import Hold, ObjectKey, ReadRequest, ReadSession, ReadStatus
@@ -53,7 +53,7 @@ class MemoryReadSession(ReadSession):
         if found is None:
             msg = f"pool {plan.pool!r}: this read session was closed; open another"
             raise StoreClosedError(msg)
-        self._check_fit(plan)
+        self._request.check(plan)
         self._check_plan(plan)
         statuses = tuple(map(self._status, self._request.keys, found))
         good = [i for i, status in enumerate(statuses) if status is ReadStatus.OK]
@@ -61,15 +61,6 @@ class MemoryReadSession(ReadSession):
         if payloads and len(plan.spans.base):
             _copy_in(plan.select(good), payloads, memory)
         return statuses
-
-    def _check_fit(self, plan: TransferPlan) -> None:
-        keys, size = len(self._request.keys), self._request.object_bytes
-        if plan.num_pages != keys or plan.object_bytes != size:
-            msg = (
-                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
-                f"does not fit a request of {keys} objects of {size} B"
-            )
-            raise ContractError(msg)
 
     def _status(self, key: ObjectKey, stored: StoredObject | None) -> ReadStatus:
         if stored is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess
-from kvlinker.errors import ContractError, StoreClosedError
+from kvlinker.errors import StoreClosedError
 from kvlinker.frames import FrameHeaders, FrameStatus, decode_headers
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
@@ -92,7 +92,7 @@ class FileReadSession(ReadSession):
     @contextmanager
     def _reading(self, plan: TransferPlan) -> Iterator[None]:
         """Keep the objects pinned for the length of a read, whoever closes the session meanwhile."""
-        self._check_fit(plan)
+        self._request.check(plan)
         with self._lock:
             if self._is_closed:
                 msg = f"pool {plan.pool!r}: this read session was closed; open another"
@@ -106,15 +106,6 @@ class FileReadSession(ReadSession):
                 is_last = self._is_closed and not self._reads
             if is_last:
                 self._let_go()
-
-    def _check_fit(self, plan: TransferPlan) -> None:
-        keys, size = len(self._request.keys), self._request.object_bytes
-        if plan.num_pages != keys or plan.object_bytes != size:
-            msg = (
-                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
-                f"does not fit a request of {keys} objects of {size} B"
-            )
-            raise ContractError(msg)
 
     def close(self) -> None:
         """See ReadSession."""

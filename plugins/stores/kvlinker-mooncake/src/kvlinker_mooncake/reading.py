@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from kvlinker.device import DeviceAccess, HostObjects
 from kvlinker.errors import (
-    ContractError,
     StoreClosedError,
     UnsupportedOperationError,
 )
@@ -54,16 +53,10 @@ class MooncakeReadSession(ReadSession):
 
     def _check(self, plan: TransferPlan) -> None:
         self._state.client.calls.check_open()
-        keys, size = len(self._request.keys), self._request.object_bytes
         if self._is_closed:
             msg = f"pool {plan.pool!r}: this read session was closed; open another"
             raise StoreClosedError(msg)
-        if plan.num_pages != keys or plan.object_bytes != size:
-            msg = (
-                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
-                f"does not fit a request of {keys} objects of {size} B"
-            )
-            raise ContractError(msg)
+        self._request.check(plan)
         if not self._state.ranged and not _is_whole(plan):
             msg = (
                 f"pool {plan.pool!r}: {self._state.client.calls} reads whole objects here, and was asked for a "

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess, HostObjects
-from kvlinker.errors import ContractError, StoreClosedError
+from kvlinker.errors import StoreClosedError
 from kvlinker.framed_objects import (
     FoundObjects,
     Piece,
@@ -44,6 +44,7 @@ class SlotReadSession(ReadSession):
     def __init__(self, state: SlotState, request: ReadRequest) -> None:
         """Pin the objects."""
         self._state = state
+        self._request = request
         self._wanted = WantedObjects(
             keys=request.keys, object_bytes=request.object_bytes, fingerprint=request.fingerprint
         )
@@ -73,7 +74,7 @@ class SlotReadSession(ReadSession):
     @contextmanager
     def _reading(self, plan: TransferPlan) -> Iterator[None]:
         """Keep the objects pinned for the length of a read, whoever closes the session meanwhile."""
-        self._check(plan)
+        self._request.check(plan)
         with self._lock:
             if self._is_closed:
                 msg = f"pool {plan.pool!r}: this read session was closed; open another"
@@ -87,15 +88,6 @@ class SlotReadSession(ReadSession):
                 is_last = self._is_closed and not self._reads
             if is_last:
                 self._state.depot.unpin(self._pins)
-
-    def _check(self, plan: TransferPlan) -> None:
-        keys, size = len(self._wanted.keys), self._wanted.object_bytes
-        if plan.num_pages != keys or plan.object_bytes != size:
-            msg = (
-                f"pool {plan.pool!r}: a plan of {plan.num_pages} objects of {plan.object_bytes} B "
-                f"does not fit a request of {keys} objects of {size} B"
-            )
-            raise ContractError(msg)
 
     def close(self) -> None:
         """See ReadSession."""
