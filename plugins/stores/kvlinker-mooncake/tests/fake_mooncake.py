@@ -5,16 +5,18 @@ from __future__ import annotations
 import ctypes
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from kvlinker.testing import Gate
 from kvlinker_mooncake import MooncakeStore, MooncakeStoreOptions
 from kvlinker_mooncake.client import Client
 from kvlinker_mooncake.codes import Code
 from kvlinker_mooncake.raw_client import RawReplica
 
-__all__ = ["FakeClient", "open_fake"]
+__all__ = ["FakeClient", "answers", "hangs", "name_of", "open_fake", "wait_until"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,3 +269,31 @@ def _open(fake: FakeClient, options: Mapping[str, object]) -> MooncakeStore:
     settings = MooncakeStoreOptions.of_config({**impatient, **options})
     client = Client(settings, make=lambda: fake, config=lambda _: "config")
     return MooncakeStore(settings, client=client)
+
+
+def answers(**codes: list[int]) -> Callable[[str], list[int] | None]:
+    """Return what answers some calls with codes."""
+    return codes.get
+
+
+def hangs(gate: Gate, *names: str) -> Callable[[str], None]:
+    """Return what holds some calls at a gate."""
+
+    def come(name: str) -> None:
+        if name in names:
+            gate.pass_through()
+
+    return come
+
+
+def name_of(key: bytes) -> str:
+    """Return the name of an object."""
+    return f"kvlinker/{key[:12].hex()}/{key[12:].hex()}"
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import ModuleType
 
 import pytest
-from fake_mooncake import FakeClient, open_fake
+from fake_mooncake import FakeClient, answers, hangs, name_of, open_fake, wait_until
 from wide_pages import WidePages
 
 from kvlinker.device import HostAccess
@@ -39,21 +39,6 @@ WHOLE = "batch_get_into_multi_buffers"
 
 def names_of(fake: FakeClient) -> list[str]:
     return sorted(fake.objects)
-
-
-def answers(**codes: list[int]) -> Callable[[str], list[int] | None]:
-    """Return what answers some calls with codes."""
-    return codes.get
-
-
-def hangs(gate: Gate, *names: str) -> Callable[[str], None]:
-    """Return what holds some calls at a gate."""
-
-    def come(name: str) -> None:
-        if name in names:
-            gate.pass_through()
-
-    return come
 
 
 # ---- which client ---------------------------------------------------------------------------------
@@ -525,14 +510,3 @@ def test_a_store_leaves_no_threads(recwarn: pytest.WarningsRecorder) -> None:  #
     wait_until(lambda: set(threading.enumerate()) <= before)
     assert fake.is_closed
     assert not fake.registered
-
-
-def name_of(key: bytes) -> str:
-    return f"kvlinker/{key[:12].hex()}/{key[12:].hex()}"
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)

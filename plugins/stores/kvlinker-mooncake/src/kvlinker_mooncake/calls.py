@@ -145,6 +145,8 @@ class Calls:
             raise StoreTimeoutError(msg)
         if not task.wait(seconds) and asked.is_left_behind():
             lane.abandon(task)
+            if task.was_dropped:  # before it began
+                self._leave()
             with self._changed:
                 self._hanging.append(task)
             raise self.give_up(what, f"no answer within {seconds} s")

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -73,6 +73,8 @@ class Client:
         self._lock = threading.Lock()
         self._readers: Counter[str] = Counter()
         self._stuck: set[str] = set()
+        self._moving: Counter[str] = Counter()
+        """Names whose bytes a call is sending now, which may be one that nobody waits for any more."""
         self._has_closed = False
         self._join()
 
@@ -244,10 +246,12 @@ class Client:
         count: int,
         *,
         of_pools: bool,
+        on_late: Callable[[list[int]], object] | None = None,
     ) -> list[int]:
         if of_pools:
             return self._move(what, call, count)
-        codes = self.calls.ask(what, call, seconds=self._options.transfer_seconds)
+        seconds = self._options.transfer_seconds
+        codes = self.calls.ask(what, call, seconds=seconds, on_late=on_late)
         return self._checked(what, codes, count)
 
     def _move(self, what: str, call: Callable[[], list[int]], count: int) -> list[int]:
@@ -264,14 +268,21 @@ class Client:
         """
         self._revoke_stuck(names)
         asked = list(names)
-        return self._ask(
+
+        def begun(codes: list[int]) -> list[str]:
+            return [name for name, code in zip(asked, codes, strict=False) if code == Code.DONE]
+
+        codes = self.calls.ask(
             "put start",
             lambda: self._raw.batch_put_session_start(asked, [size] * len(asked), self._config),
-            len(asked),
-            on_late=lambda codes: self._raw_revoke(
-                [name for name, code in zip(asked, codes, strict=False) if code == Code.DONE]
-            ),
+            seconds=self._options.answer_seconds,
+            on_late=lambda codes: self._raw_revoke(begun(codes)),
         )
+        try:
+            return self._checked("put start", codes, len(asked))
+        except StoreError:
+            self.revoke(begun(codes))
+            raise
 
     def put_ranges(self, part: CallPart, *, from_pools: bool) -> list[int]:
         """Write ranges of objects that were begun; bytes or codes by position.
@@ -281,11 +292,31 @@ class Client:
         """
 
         def call() -> list[int]:
-            return self._raw.batch_put_from_multi_buffer_ranges(
-                part.names, part.pointers, part.sizes, part.offsets
-            )
+            with self._sent(part.names):
+                return self._raw.batch_put_from_multi_buffer_ranges(
+                    part.names, part.pointers, part.sizes, part.offsets
+                )
 
-        return self._transfer("put", call, len(part.names), of_pools=from_pools)
+        count = len(part.names)
+        return self._transfer(
+            "put",
+            call,
+            count,
+            of_pools=from_pools,
+            on_late=lambda _: self._revoke_stuck(part.names),
+        )
+
+    @contextmanager
+    def _sent(self, names: Sequence[str]) -> Iterator[None]:
+        """Note that bytes of objects are being sent, for the length of a block."""
+        with self._lock:
+            self._moving.update(names)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._moving.subtract(names)
+                self._moving = +self._moving  # without those that are 0
 
     def end_writes(self, names: Sequence[str]) -> list[int]:
         """Let objects be read whose bytes are all there; results by position.
@@ -304,7 +335,8 @@ class Client:
 
     def _revoke_stuck(self, names: Sequence[str]) -> None:
         with self._lock:
-            stuck = sorted(self._stuck.intersection(names))
+            # Room that is given up goes to others, and what is still being sent would land in it.
+            stuck = sorted(self._stuck.intersection(names).difference(self._moving))
         if not stuck:
             return
         try:

@@ -18,7 +18,7 @@ __all__ = ["Removals"]
 
 _PAUSE_SECONDS = 0.05
 _RETRY_SECONDS = 0.25
-_MAX_HIDDEN = 65536
+MAX_HIDDEN = 65536
 
 
 class Removals:
@@ -47,8 +47,14 @@ class Removals:
     def hide(self, name: str) -> None:
         """Let an object count as removed, until it is; its lease is not renewed by readers of this store any more."""
         with self._lock:
-            if len(self._hidden) < _MAX_HIDDEN:
+            if len(self._hidden) < MAX_HIDDEN:
                 self._hidden[name] = None
+
+    def show(self, names: Sequence[str]) -> None:
+        """Let objects count that were written anew: what was hidden under their names is gone."""
+        with self._lock:
+            for name in names:
+                self._hidden.pop(name, None)
 
     def remove(self, names: Sequence[str], *, wait: bool = True) -> list[bool]:
         """Remove objects, and return which there were; those that stay leased are hidden.
@@ -69,9 +75,13 @@ class Removals:
             codes |= self._remove([name for name in unique if codes[name] == Code.LEASED])
         first = {name: at for at, name in reversed(list(enumerate(names)))}
         return [
-            first[name] == at and not was_hidden and codes[name] in (Code.DONE, Code.LEASED)
+            first[name] == at and not was_hidden and self._is_gone(name, codes[name])
             for at, (name, was_hidden) in enumerate(zip(names, hidden, strict=True))
         ]
+
+    def _is_gone(self, name: str, code: int) -> bool:
+        """Whether an object does not count any more: there is a limit to what is hidden."""
+        return code == Code.DONE or (code == Code.LEASED and name in self._hidden)
 
     def try_again(self, names: Sequence[str]) -> None:
         """Try to remove what is hidden of these, since others are to be written in their place.

@@ -183,6 +183,9 @@ class _Writer:
             return []
         names = [work.names[at] for at in positions]
         codes = self._state.client.start_writes(names, work.object_bytes)
+        self._state.removals.show(
+            [name for name, code in zip(names, codes, strict=True) if code == Code.DONE]
+        )
         taken = []
         for at, code in zip(positions, codes, strict=True):
             if code == Code.DONE:
