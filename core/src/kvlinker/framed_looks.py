@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from kvlinker.event_counts import EventCounts
 from kvlinker.framed_objects import Look, WantedObjects, sort_values
 from kvlinker.frames import Checksum
 from kvlinker.host_blocks import HostBlocks
@@ -31,21 +32,18 @@ class FramedState:
         """
         self.checksum = checksum
         self.blocks = blocks
+        self._counts = EventCounts(counters)
         self._lock = threading.Lock()
-        self._counters: Counter[str] = Counter(dict.fromkeys(counters, 0))
         self._header_bytes: OrderedDict[tuple[bytes, int], int] = OrderedDict()
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a counter."""
-        if number:
-            with self._lock:
-                self._counters[name] += number
+        self._counts.add(name, number)
 
     @property
     def counters(self) -> Mapping[str, int]:
         """A copy of all counters."""
-        with self._lock:
-            return dict(self._counters)
+        return self._counts.snapshot()
 
     def header_bytes(
         self, fingerprint: bytes, object_bytes: int, *, guess: int | None = None

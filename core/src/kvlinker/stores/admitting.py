@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvlinker.device import DeviceAccess
+from kvlinker.event_counts import EventCounts
 from kvlinker.integers import as_integer
 from kvlinker.store import ObjectKey, Store, StoreStats, WriteBatch, WriteStatus
 from kvlinker.stores.chosen_writes import write_chosen
 from kvlinker.stores.recent_keys import RecentKeys
-from kvlinker.stores.tier import EventCounts
 from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["REMEMBERED", "AdmittingStore"]
 
+_EVENTS = ("not_admitted",)
 REMEMBERED = 1_000_000
 """Offers that are remembered; they take 2 to 4 MB."""
 _MAX_REMEMBERED = 1 << 32
@@ -36,7 +37,7 @@ class AdmittingStore(WrappedStore):
         super().__init__(store)
         what = "remember"
         self._offers = RecentKeys(as_integer(remember, what, at_least=2, at_most=_MAX_REMEMBERED))
-        self._counts = EventCounts()
+        self._counts = EventCounts(_EVENTS)
 
     def write(
         self,

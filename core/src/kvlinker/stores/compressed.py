@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvlinker.device import DeviceAccess, HostAccess
 from kvlinker.errors import ContractError
+from kvlinker.event_counts import EventCounts
 from kvlinker.guard import checked_write
 from kvlinker.integers import as_integer
 from kvlinker.store import (
@@ -36,11 +37,11 @@ from kvlinker.stores.compression import (
 )
 from kvlinker.stores.host_pages import plan_of_rows, slots_of
 from kvlinker.stores.stream_lengths import MAX_STREAM_BYTES, StreamLengths, cells_of
-from kvlinker.stores.tier import EventCounts
-from kvlinker.stores.wrapped import WrappedStore
+from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["CompressedStore"]
 
+_EVENTS = ("bytes_in", "bytes_out", "kept_as_they_are", "undecodable", "undeleted")
 _CHUNK_BYTES = 16 << 20
 """Bytes that are in host memory as they are at a time, or one object."""
 _MAX_LEVEL = 19
@@ -87,7 +88,7 @@ class CompressedStore(WrappedStore):
                 f"given compressed objects; compress another store"
             )
             raise ContractError(msg)
-        self._counts = EventCounts()
+        self._counts = EventCounts(_EVENTS)
         self._streams = StoredStreams(store, StreamLengths(), self._counts)
         limit = MAX_STREAM_BYTES if able.max_object_bytes is None else able.max_object_bytes
         self._limit = min(limit, MAX_STREAM_BYTES) - RAW_EXTRA_BYTES
@@ -112,8 +113,7 @@ class CompressedStore(WrappedStore):
 
     def stats(self) -> StoreStats:
         """See Store; `bytes_in` and `bytes_out` are of written objects before and after compression."""
-        stats = self._inner.stats()
-        return replace(stats, counters={**stats.counters, **self._counts.snapshot()})
+        return counting(self._inner.stats(), self._counts.snapshot())
 
     # ---- writing ------------------------------------------------------------------------------
 

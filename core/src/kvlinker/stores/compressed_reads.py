@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess, HostAccess
 from kvlinker.errors import StoreClosedError, StoreError, UnsupportedOperationError
+from kvlinker.event_counts import EventCounts
 from kvlinker.guard import checked_read
 from kvlinker.keys import digest_fields
 from kvlinker.plans import TransferPlan
@@ -20,7 +21,6 @@ from kvlinker.store import ObjectKey, ReadRequest, ReadSession, ReadStatus, Stor
 from kvlinker.stores.compression import StreamTable, Unpacker
 from kvlinker.stores.host_pages import plan_of_rows, slots_of
 from kvlinker.stores.stream_lengths import StreamLengths, cells_of
-from kvlinker.stores.tier import EventCounts
 from kvlinker.stores.tier_copy import of_keys
 
 __all__ = ["CompressedReadSession", "StoredStreams"]

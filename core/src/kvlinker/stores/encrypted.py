@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvlinker.device import DeviceAccess, HostObjects
 from kvlinker.errors import ContractError, StoreError, UnsupportedOperationError
+from kvlinker.event_counts import EventCounts
 from kvlinker.frames import MAX_RANGES
 from kvlinker.guard import checked_read, checked_write
 from kvlinker.plans import TransferPlan
@@ -42,11 +43,11 @@ from kvlinker.stores.sealing import (
     blocks_of,
     salt_of,
 )
-from kvlinker.stores.tier import EventCounts
-from kvlinker.stores.wrapped import WrappedStore
+from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["EncryptedStore"]
 
+_EVENTS = ("undeleted", "unsealable")
 _BASE = 1 << 44
 """Made-up addresses of the frames of each batch of a call: its number, times this."""
 
@@ -75,7 +76,7 @@ class EncryptedStore(WrappedStore):
             )
             raise ContractError(msg)
         self._sealer = Sealer(secret)
-        self._counts = EventCounts()
+        self._counts = EventCounts(_EVENTS)
         limit = able.max_object_bytes
         self._capabilities = replace(
             able,
@@ -154,8 +155,7 @@ class EncryptedStore(WrappedStore):
 
     def stats(self) -> StoreStats:
         """See Store; `unsealable` counts objects that were not what was written."""
-        stats = self._inner.stats()
-        return replace(stats, counters={**stats.counters, **self._counts.snapshot()})
+        return counting(self._inner.stats(), self._counts.snapshot())
 
 
 def _check_installed() -> None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
+from kvlinker.event_counts import EventCounts
 from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES, encode_fields
 from kvlinker.store import (
     Hold,
@@ -29,11 +30,11 @@ from kvlinker.store import (
     WriteStatus,
 )
 from kvlinker.stores.leftovers import Leftovers
-from kvlinker.stores.tier import EventCounts
 from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["ExpiringStore"]
 
+_EVENTS = ("expired", "expiry_failed")
 _MIN_SECONDS, _MAX_SECONDS = 1.0, 10 * 365 * 86_400.0
 _MARGIN_SECONDS = 60.0
 """What is found is there for as long at least: a load comes some time behind its lookup."""
@@ -67,7 +68,7 @@ class ExpiringStore(WrappedStore):
         self._period = seconds / 2
         self._margin = min(_MARGIN_SECONDS, self._period / 2)
         self._clock = clock
-        self._counts = EventCounts()
+        self._counts = EventCounts(_EVENTS)
         self._leftovers = Leftovers(store, self._counts)
         self._lock = threading.Lock()
         self._known: OrderedDict[ObjectKey, int] = OrderedDict()

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 
 from kvlinker.errors import KVLinkerError
+from kvlinker.event_counts import EventCounts
 from kvlinker.lanes import Lane
 from kvlinker.store import ObjectKey, Store
-from kvlinker.stores.tier import EventCounts
 
 __all__ = ["Leftovers"]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
+from kvlinker.event_counts import EventCounts
 from kvlinker.integers import as_integer
 from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import (
@@ -21,11 +22,11 @@ from kvlinker.store import (
     WriteStatus,
 )
 from kvlinker.stores.pins import Pins
-from kvlinker.stores.tier import EventCounts
 from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["LEASE_SECONDS", "PinningStore"]
 
+_EVENTS = ("pin_failed", "pin_lost", "pin_refused", "pinned", "unpinned")
 LEASE_SECONDS = 60.0
 _MAX_LEASE_SECONDS = 86_400.0
 _MAX_COUNTED = 1 << 16
@@ -67,7 +68,7 @@ class PinningStore(WrappedStore):
             msg = f"lease_seconds must be above 0 and at most a day, got {lease_seconds!r}"
             raise ContractError(msg)
         self._namespaces = frozenset(map(_checked, namespaces))
-        self._counts = EventCounts()
+        self._counts = EventCounts(_EVENTS)
         self._pins = Pins(store, self._counts, max_bytes=count, lease_seconds=lease_seconds)
         self._lock = threading.Lock()
         self._used: OrderedDict[ObjectKey, int] = OrderedDict()

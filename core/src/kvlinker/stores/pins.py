@@ -7,9 +7,9 @@ import threading
 import weakref
 from collections.abc import Sequence
 
+from kvlinker.event_counts import EventCounts
 from kvlinker.guard import checked_hold
 from kvlinker.store import Hold, ObjectKey, Store
-from kvlinker.stores.tier import EventCounts
 
 __all__ = ["Pins"]
 

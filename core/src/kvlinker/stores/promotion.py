@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from kvlinker.event_counts import EventCounts
 from kvlinker.lanes import Lane
 from kvlinker.spans import MemoryRegion
 from kvlinker.store import ReadRequest, WriteStatus
 from kvlinker.stores.host_pages import ObjectRanges
 from kvlinker.stores.removals import Removals
-from kvlinker.stores.tier import EventCounts, Tier
+from kvlinker.stores.tier import Tier
 from kvlinker.stores.tier_copy import TierCopy, of_keys
 
 __all__ = ["Promoter", "Promotion"]

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
+from kvlinker.event_counts import EventCounts
 from kvlinker.integers import as_integer
 from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import ObjectKey, Store, StoreStats, WriteBatch, WriteStatus
 from kvlinker.stores.chosen_writes import write_chosen
-from kvlinker.stores.tier import EventCounts
 from kvlinker.stores.usage import MAX_LOAD, Usage, usage_of
 from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["QuotaStore"]
 
+_EVENTS = ("over_quota",)
 _REFRESH_SECONDS = 1.0
 _SLOW_SECONDS = 0.1
 """Of a look at what a store holds: one that asks for a few thousand objects over a network takes longer."""
@@ -80,7 +81,7 @@ class QuotaStore(WrappedStore):
         self._refresh_seconds = refresh_seconds
         self._lock = threading.Lock()
         self._shares: dict[bytes, _Share | None] = {}
-        self._counts = EventCounts()
+        self._counts = EventCounts(_EVENTS)
 
     def write(
         self,

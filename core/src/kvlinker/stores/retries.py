@@ -17,9 +17,9 @@ from kvlinker.errors import (
     StoreFullError,
     UnsupportedOperationError,
 )
+from kvlinker.event_counts import EventCounts
 from kvlinker.guard import BreakerOpenError
 from kvlinker.stores.retry_budget import RetryBudget
-from kvlinker.stores.tier import EventCounts
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
+from kvlinker.event_counts import EventCounts
 from kvlinker.integers import as_integer
 from kvlinker.store import (
     Hold,
@@ -21,11 +22,11 @@ from kvlinker.store import (
 from kvlinker.stores.retried_reads import RetryingReadSession
 from kvlinker.stores.retries import Retries
 from kvlinker.stores.retry_budget import RetryBudget
-from kvlinker.stores.tier import EventCounts
 from kvlinker.stores.wrapped import WrappedStore, counting
 
 __all__ = ["RetryBounds", "RetryingStore"]
 
+_EVENTS = ("recovered", "retried", "retry_refused")
 _MAX_ATTEMPTS = 100
 _MAX_SECONDS = 3600.0
 
@@ -74,7 +75,7 @@ class RetryingStore(WrappedStore):
         super().__init__(store)
         own = bounds or RetryBounds()
         self._lookup_seconds, self._transfer_seconds = own.lookup_seconds, own.transfer_seconds
-        self._counts = EventCounts()
+        self._counts = EventCounts(_EVENTS)
         self._retries = Retries(
             RetryBudget(own.share),
             self._counts,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import KVLinkerError, StoreContractError, StoreError, StoreTimeoutError
+from kvlinker.event_counts import EventCounts
 from kvlinker.guard import (
     Breaker,
     BreakerOpenError,
@@ -32,30 +31,11 @@ from kvlinker.store import (
     WriteStatus,
 )
 
-__all__ = ["EventCounts", "Tier", "common_capabilities"]
+__all__ = ["Tier", "common_capabilities"]
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-
-class EventCounts:
-    """Counters of events that any thread may count."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-
-    def add(self, event: str, count: int = 1) -> None:
-        """Count an event so many times; none is no event."""
-        if count:
-            with self._lock:
-                self._counts[event] += count
-
-    def snapshot(self) -> Mapping[str, int]:
-        """Return the counts at this moment."""
-        with self._lock:
-            return dict(self._counts)
 
 
 class Tier:

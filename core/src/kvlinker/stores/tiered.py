@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError, KVLinkerError, StoreClosedError
+from kvlinker.event_counts import EventCounts
 from kvlinker.integers import as_integer
 from kvlinker.spans import MemoryRegion
 from kvlinker.store import (
@@ -29,7 +30,7 @@ from kvlinker.store import (
 from kvlinker.stores.host_pages import ObjectRanges
 from kvlinker.stores.promotion import Promoter, Promotion
 from kvlinker.stores.removals import Removals
-from kvlinker.stores.tier import EventCounts, Tier, common_capabilities
+from kvlinker.stores.tier import Tier, common_capabilities
 from kvlinker.stores.tier_copy import of_keys, written_objects
 from kvlinker.stores.tiered_reads import TieredHold, TieredReadSession
 from kvlinker.stores.write_back import WriteBack, WriteBackLimits
@@ -41,6 +42,9 @@ _T = TypeVar("_T")
 PROMOTION_BYTES = 64 << 20
 """Bytes of the buffer that promoted objects pass through, taken from the system where they are used."""
 _PAUSE_SECONDS = 30.0
+_EVENTS = ("missed", "promoted", "promotion_dropped")
+_EVENTS_BEHIND = ("written_back", "written_through", "write_back_dropped")
+_EVENTS_OF_TIER = ("hits", "failed", "skipped")
 _MAX_PROMOTION_BYTES = 1 << 40
 
 
@@ -76,7 +80,8 @@ class TieredStore(Store):
         self._capabilities = common_capabilities(
             near.capabilities, far.capabilities, is_written_back=write_back is not None
         )
-        self._counts = EventCounts()
+        of_tiers = [f"{name}_{event}" for name in names for event in _EVENTS_OF_TIER]
+        self._counts = EventCounts([*_EVENTS, *(_EVENTS_BEHIND if write_back else ()), *of_tiers])
         self._near = Tier(names[0], near, self._counts, pause_seconds=pause_seconds)
         self._far = Tier(names[1], far, self._counts, pause_seconds=pause_seconds)
         self._removals = Removals()
@@ -180,7 +185,7 @@ class TieredStore(Store):
         counters = {}
         for name, stats in all_stats.items():
             for event, count in stats.counters.items():
-                is_taken = event in ("hits", "failed", "skipped")  # what a tier counts of its store
+                is_taken = event in _EVENTS_OF_TIER
                 counters[f"{name}_own_{event}" if is_taken else f"{name}_{event}"] = count
         return {**counters, **own}
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import StoreClosedError
+from kvlinker.event_counts import EventCounts
 from kvlinker.plans import TransferPlan
 from kvlinker.store import Hold, ReadRequest, ReadSession, ReadStatus
 from kvlinker.stores.host_pages import RangesSeen
 from kvlinker.stores.promotion import Promoter, Promotion
-from kvlinker.stores.tier import EventCounts, Tier
+from kvlinker.stores.tier import Tier
 from kvlinker.stores.tier_copy import of_keys
 
 __all__ = ["TieredHold", "TieredReadSession"]

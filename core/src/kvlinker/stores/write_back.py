@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvlinker.device import DeviceAccess
+from kvlinker.event_counts import EventCounts
 from kvlinker.lanes import Lane
 from kvlinker.spans import MemoryRegion
 from kvlinker.store import ObjectKey, ReadStatus, WriteBatch, WriteStatus
@@ -23,7 +24,7 @@ from kvlinker.stores.pending import (
     request_of,
 )
 from kvlinker.stores.removals import Removals
-from kvlinker.stores.tier import EventCounts, Tier
+from kvlinker.stores.tier import Tier
 from kvlinker.stores.tier_copy import Copied, TierCopy, select_objects
 
 __all__ = ["WriteBack", "WriteBackLimits"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import xxhash
 
+from kvlinker.event_counts import EventCounts
 from kvlinker_mooncake.client import Client, Found
 from kvlinker_mooncake.memory import Blocks, PoolMemory
 from kvlinker_mooncake.names import Names
@@ -15,6 +14,19 @@ from kvlinker_mooncake.options import MooncakeStoreOptions
 from kvlinker_mooncake.removing import Removals
 
 __all__ = ["StoreState", "checksum"]
+
+_EVENTS = (
+    "contended",
+    "corrupt",
+    "discarded",
+    "errors",
+    "full",
+    "missed",
+    "no_room",
+    "read_whole",
+    "vanished",
+    "written",
+)
 
 
 def checksum(data: memoryview) -> int:
@@ -35,8 +47,7 @@ class StoreState:
         self.removals = Removals(client, options)
         self.ranged = False
         """Whether reads go layer by layer."""
-        self._lock = threading.Lock()
-        self._counters: Counter[str] = Counter()
+        self._counts = EventCounts(_EVENTS)
 
     def look(self, names: Sequence[str]) -> list[Found | None]:
         """Return what is known of each object that can be read; None for the others, and for what is hidden.
@@ -71,15 +82,12 @@ class StoreState:
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a counter."""
-        if number:
-            with self._lock:
-                self._counters[name] += number
+        self._counts.add(name, number)
 
     @property
     def counters(self) -> Mapping[str, int]:
         """A copy of all counters."""
-        with self._lock:
-            return dict(self._counters)
+        return self._counts.snapshot()
 
     def close(self, *, at_exit: bool = False) -> None:
         """Let go of all memory, and leave the cluster, see `Client.close`. Idempotent."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections import Counter
 from collections.abc import Mapping
 
 import xxhash
 
+from kvlinker.event_counts import EventCounts
 from kvlinker_nixl.depots import Depot
 from kvlinker_nixl.moving import Line
 
 __all__ = ["SlotState", "checksum"]
 
+_EVENTS = ("corrupt", "discarded", "errors", "foreign", "full", "missed", "vanished")
 _BLOCK = 4096
 _log = logging.getLogger(__name__)
 
@@ -52,8 +52,7 @@ class SlotState:
         self.alignment = alignment
         self.is_staged = is_staged
         self.has_checksums = has_checksums
-        self._lock = threading.Lock()
-        self._counters: Counter[str] = Counter()
+        self._counts = EventCounts(_EVENTS)
 
     @property
     def read_bytes(self) -> int:
@@ -67,15 +66,12 @@ class SlotState:
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a counter."""
-        if number:
-            with self._lock:
-                self._counters[name] += number
+        self._counts.add(name, number)
 
     @property
     def counters(self) -> Mapping[str, int]:
         """A copy of all counters."""
-        with self._lock:
-            return dict(self._counters)
+        return self._counts.snapshot()
 
     def close(self) -> bool:
         """Wait for what runs, for a while, and let go of everything; False where a transfer is still under way.
