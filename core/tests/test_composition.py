@@ -227,6 +227,7 @@ def test_tiers_write_back_within_bounds(registry: PluginRegistry) -> None:
         ({"write": "behind"}, 'tiers.write must be "through" or "back"'),
         ({"write_back_bytes": "1GiB"}, 'mean nothing without "write": "back"'),
         ({"write": "back", "write_back_objects": 0}, "write_back_objects"),
+        ({"write": "back", "write_back_bytes": 0}, "write_back_bytes must be at least 1; write"),
         ({"writes": "back"}, "did you mean 'write'"),
     ],
 )
@@ -436,6 +437,8 @@ def test_a_reference_to_no_secret_says_where_it_looked(
         ("expiring", {"seconds": "soon"}, "expiring.seconds must be a number of seconds or a text"),
         ("expiring", {"seconds": True}, "got a value of type bool"),
         ("expiring", {"seconds": -5}, "expiring.seconds must be"),
+        ("expiring", {"seconds": 10**400}, "expiring.seconds must be"),
+        ("retrying", {"share": 10**400}, "retrying.share must be a number from 0 to 1"),
         ("expiring", {"seconds": "1h"}, "expiring.store must be .* got nothing"),
         ("expiring", {"second": 5}, "unknown option 'second'; did you mean 'seconds'"),
         ("admission", {"remember": 1}, "admission.remember must be at least 2, got 1"),
@@ -469,6 +472,25 @@ def test_what_is_no_composition_is_refused_by_place(
 ) -> None:
     with pytest.raises(ContractError, match=text):
         compose(name, options)
+
+
+def nested(kind: str, depth: int) -> Mapping[str, object]:
+    """Return stores in each other, so many deep."""
+    inside: object = {"box": {}}
+    for _ in range(depth - 1):
+        inside = {kind: {"store": inside}} if kind == "read_only" else [inside]
+    return {"store": inside}
+
+
+@pytest.mark.parametrize("kind", ["read_only", "list"])
+def test_stores_lie_in_each_other_to_a_depth_and_never_in_themselves(kind: str) -> None:
+    endless: list[object] = []
+    endless.append({kind: {"store": endless}} if kind == "read_only" else endless)
+
+    assert compose("read_only", nested(kind, 32)).plugins == ("box",)
+    for options in (nested(kind, 33), nested(kind, 5000), {"store": endless}):
+        with pytest.raises(ContractError, match="in each other more than 32 deep, from read_only"):
+            compose("read_only", options)
 
 
 @pytest.mark.parametrize("stores", [[{"box": "hunter2"}], ["hunter2"], "hunter2"])

@@ -24,6 +24,8 @@ __all__ = ["TIERS", "StoreTree", "compose"]
 
 TIERS = "tiers"
 """A name that is no plugin's: of stores in front of each other."""
+_MAX_DEPTH = 32
+"""Of stores in each other: what is deeper is a mistake, and would end in Python's own limit."""
 _WRITE_BACK = ("write_back_bytes", "write_back_objects")
 
 
@@ -159,17 +161,20 @@ def compose(name: str, options: Mapping[str, object]) -> StoreTree:
     return _named(name, options, where=name)
 
 
-def _tree(config: object, where: str) -> StoreTree:
+def _tree(config: object, where: str, depth: int) -> StoreTree:
+    if depth > _MAX_DEPTH:  # also where something lies in itself
+        msg = f"stores lie in each other more than {_MAX_DEPTH} deep, from {where[:80]}... on; take wrappers away"
+        raise ContractError(msg)
     if isinstance(config, Mapping) and len(config) == 1:
         ((name, options),) = config.items()
-        return _named(name, options, where=f"{where}.{name}")
+        return _named(name, options, where=f"{where}.{name}", depth=depth)
     if isinstance(config, Sequence) and not isinstance(config, str | bytes):
-        return _tiers({"stores": config}, where)
+        return _tiers({"stores": config}, where, depth)
     msg = f'{where} must be {{"NAME": {{OPTIONS}}}} or a list of such, got {kind_of(config)}'
     raise ContractError(msg)
 
 
-def _named(name: object, options: object, *, where: str) -> StoreTree:
+def _named(name: object, options: object, *, where: str, depth: int = 0) -> StoreTree:
     if not isinstance(name, str) or not name:
         msg = f"{where}: a store is asked for by the name of its plugin, got {kind_of(name)}"
         raise ContractError(msg)
@@ -177,14 +182,14 @@ def _named(name: object, options: object, *, where: str) -> StoreTree:
         msg = f"{where} must be an object with the store's options, got {kind_of(options)}"
         raise ContractError(msg)
     if name == TIERS:
-        return _tiers(options, where)
+        return _tiers(options, where, depth)
     policy = POLICIES.get(name)
     if policy is not None:
-        return _wrapped(policy, options, where)
+        return _wrapped(policy, options, where, depth)
     return _PluginStore(plugin=name, options={str(key): item for key, item in options.items()})
 
 
-def _tiers(options: Mapping[object, object], where: str) -> StoreTree:
+def _tiers(options: Mapping[object, object], where: str, depth: int) -> StoreTree:
     values = OptionValues(values=options, where=where)
     values.check_known(("stores", "promotion_bytes", "write", *_WRITE_BACK))
     stores = options.get("stores")
@@ -194,7 +199,7 @@ def _tiers(options: Mapping[object, object], where: str) -> StoreTree:
         raise ContractError(msg)
     size = values.size("promotion_bytes")
     return _Tiers(
-        stores=tuple(_tree(item, f"{where}[{i}]") for i, item in enumerate(stores)),
+        stores=tuple(_tree(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(stores)),
         promotion_bytes=PROMOTION_BYTES if size is None else size,
         write_back=_write_back(values),
     )
@@ -206,6 +211,9 @@ def _write_back(values: OptionValues) -> WriteBackLimits | None:
     objects = values.integer("write_back_objects", at_least=1)
     if write not in ("through", "back"):
         msg = f'{values.where}.write must be "through" or "back", got {kind_of(write)}'
+        raise ContractError(msg)
+    if size == 0:
+        msg = f'{values.where}.write_back_bytes must be at least 1; write "through" instead'
         raise ContractError(msg)
     if write == "back":
         usual = WriteBackLimits()
@@ -219,8 +227,9 @@ def _write_back(values: OptionValues) -> WriteBackLimits | None:
     return None
 
 
-def _wrapped(policy: Policy, options: Mapping[object, object], where: str) -> StoreTree:
+def _wrapped(policy: Policy, options: Mapping[object, object], where: str, depth: int) -> StoreTree:
     values = OptionValues(values=options, where=where)
     values.check_known((*policy.options, "store"))
     wrap = policy.read(values)
-    return _Wrapped(policy=policy, wrap=wrap, store=_tree(options.get("store"), f"{where}.store"))
+    store = _tree(options.get("store"), f"{where}.store", depth + 1)
+    return _Wrapped(policy=policy, wrap=wrap, store=store)

@@ -72,9 +72,7 @@ class OptionValues:
         value = self.values.get(name)
         if value is None:
             return None
-        found = math.nan
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            found = float(value)
+        found = _as_float(value)
         if not 0 <= found <= at_most:
             self._refuse(name, f"a number from 0 to {at_most:g}", value)
         return found
@@ -88,11 +86,7 @@ class OptionValues:
         value = self.values.get(name)
         if value is None:
             return None
-        found = math.nan
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            found = float(value)
-        elif isinstance(value, str):
-            found = _parsed_seconds(value)
+        found = _parsed_seconds(value) if isinstance(value, str) else _as_float(value)
         if not (math.isfinite(found) and found > 0):
             self._refuse(name, "a number of seconds or a text such as '90s', '12h' or '7d'", value)
         return found
@@ -151,6 +145,16 @@ def _size(value: object, what: str) -> int | None:
         pass  # its text has the value
     msg = f"{what} must be a number of bytes or a text such as '20GiB', got {kind_of(value)}"
     raise ContractError(msg)
+
+
+def _as_float(value: object) -> float:
+    """Return a number; none where it is no number, or too large for one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _parsed_seconds(text: str) -> float:
