@@ -33,7 +33,7 @@ def expect_view(reply: Reply, command: str) -> memoryview:
 def _unexpected(reply: Reply, command: str, expected: str) -> StoreError:
     found = str(reply) if isinstance(reply, Exception) else f"a {type(reply).__name__}"
     msg = f"redis store: {command} was answered with {found}, expected {expected}"
-    if found.startswith("NOPERM"):
+    if "has no permissions" in found:
         msg += "; allow the url's user keys that begin with the prefix, and +@read +@write +@connection +info"
     return StoreError(msg)
 
