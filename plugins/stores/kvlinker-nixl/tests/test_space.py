@@ -20,13 +20,16 @@ class Journal:
 
     def __init__(self) -> None:
         self.room = 1 << 30
+        self.can_cut = True
 
     def cut(self, segment: Segment) -> None:
         """See Journal."""
+        if not self.can_cut:
+            raise OSError(errno.EIO, f"segment {segment.number} cannot be cut")
 
     def back(self, segment: Segment, end: int) -> None:
         """See Journal."""
-        assert end > segment.first_slot or not segment.slot_bytes
+        assert end > segment.number
         if end > self.room:
             raise OSError(errno.ENOSPC, "no room")
 
@@ -167,4 +170,41 @@ def test_a_disk_without_room_makes_room_among_what_is_there() -> None:
     assert second is not None
     assert second.offset == first.offset
     assert space.find(b"a" * 32) is None
+    assert space.counters["disk_full"] > 0
+
+
+def filled(journal: Journal, frame_bytes: int) -> Space:
+    """Return a space that is full of objects of one length."""
+    space = Space(LAYOUT, journal)
+    for number in range(LAYOUT.segments * LAYOUT.slots_of(frame_bytes)):
+        entry = space.take(number.to_bytes(32, "big"), frame_bytes)
+        assert entry is not None
+        space.publish(entry)
+    assert space.counters["evicted"] == 0
+    return space
+
+
+def test_t3_objects_stay_apart_behind_a_segment_that_could_not_be_cut_anew() -> None:
+    journal = Journal()
+    space = filled(journal, 4096)
+    journal.can_cut = False
+    assert space.take(b"s" * 32, 64) is None
+    journal.can_cut = True
+
+    for number in range(40, 60):
+        entry = space.take(number.to_bytes(32, "big"), 4096)
+        assert entry is not None
+        space.publish(entry)
+        check(space, [])
+
+
+def test_t3_a_full_disk_costs_no_objects_where_that_makes_no_room() -> None:
+    journal = Journal()
+    space = filled(journal, 64)
+    there = len(space)
+    journal.room = 0
+
+    assert [space.take(b"l" * 32, 4096) for _ in range(8)] == [None] * 8
+
+    assert len(space) == there
     assert space.counters["disk_full"] > 0

@@ -233,13 +233,13 @@ class Space:
         return blank, 0
 
     def _cut(self, segment: Segment, slot_bytes: int) -> bool:
-        before = segment.slot_bytes
+        """Cut an empty segment; where that cannot be written down, it is cut when it is needed next."""
         self._shape(segment, slot_bytes)
         try:
             self._journal.cut(segment)
         except OSError:
             self.counters["disk_full"] += 1
-            segment.slot_bytes = before
+            segment.slot_bytes = 0
             return False
         return True
 
@@ -250,7 +250,9 @@ class Space:
         segment.free, segment.fresh = [], 0
 
     def _back(self, segment: Segment, slot: int) -> bool:
-        end = segment.first_slot + (slot + 1) * segment.slot_bytes
+        return self._backed(segment, segment.first_slot + (slot + 1) * segment.slot_bytes)
+
+    def _backed(self, segment: Segment, end: int) -> bool:
         try:
             self._journal.back(segment, end)
         except OSError:
@@ -344,12 +346,19 @@ class Space:
             is_other = segment.slot_bytes not in {0, slot_bytes}
             if victim is not None and segment.last_used > victim.tick:
                 break
-            if is_other and segment.is_idle:
+            if is_other and segment.is_idle and self._can_hold_one(segment, slot_bytes):
                 return self._recut(segment, slot_bytes)
         if victim is None:
             return False
         self._evict(victim)
         return True
+
+    def _can_hold_one(self, segment: Segment, slot_bytes: int) -> bool:
+        """Whether a segment has room on disk for one slot of another length: else its objects would go for nothing."""
+        table_bytes = self.layout.table_bytes(self.layout.slots_of(slot_bytes))
+        return self._backed(
+            segment, self.layout.start_of(segment.number) + table_bytes + slot_bytes
+        )
 
     def _oldest(self, slot_bytes: int) -> Entry | None:
         order = self._orders.get(slot_bytes, OrderedDict())
