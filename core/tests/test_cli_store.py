@@ -185,6 +185,7 @@ def test_a_folder_without_a_store_is_refused_with_who_was_asked(
     assert (outcome.code, outcome.out) == (2, "")
     assert "(asked: store plugin 'boxes' (fake-boxes 1.0); not asked: " in outcome.err
     assert "store plugin 'torn' (fake-torn 1.0)" in outcome.err
+    assert "; install the plugin that made it" in outcome.err
 
 
 def test_two_plugins_that_know_a_folder_are_told_apart_by_name(

@@ -396,6 +396,16 @@ def test_a_secret_may_be_a_reference_without_an_engine_that_resolves_it(
     assert "0f0f" not in repr(tree)
 
 
+@pytest.mark.parametrize(("name", "meant"), [("read-only", "read_only"), ("encryptd", "encrypted")])
+def test_a_policy_in_another_spelling_is_refused_with_the_one_that_was_meant(
+    registry: PluginRegistry, name: str, meant: str
+) -> None:
+    with pytest.raises(PluginNotFoundError, match=f"did you mean {meant}") as caught:
+        compose(name, {"store": {"box": {}}}).open(registry)
+
+    assert "installed: box, crate" in str(caught.value)
+
+
 def test_a_reference_to_no_secret_says_where_it_looked(
     registry: PluginRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,7 +177,10 @@ def _unknown_store(
     stores = [record for record in registry.records if record.kind is PluginKind.STORE]
     broken = [str(record) for record in stores if record.reason]
     unusable = f"; not asked: {', '.join(broken)}, see kvlinker plugins" if broken else ""
-    msg = f"{path} holds no store that an installed plugin knows (asked: {names}{unusable})"
+    hint = (
+        "install the plugin that made it, or name another folder; not every plugin has such tools"
+    )
+    msg = f"{path} holds no store that an installed plugin knows (asked: {names}{unusable}); {hint}"
     return PluginNotFoundError(msg)
 
 

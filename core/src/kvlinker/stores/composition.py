@@ -12,8 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, count
 
-from kvlinker.errors import ContractError
+from kvlinker.errors import ContractError, PluginNotFoundError
 from kvlinker.registry import PluginRegistry
+from kvlinker.spelling import nearest_names
 from kvlinker.store import Store
 from kvlinker.stores.option_values import OptionValues, kind_of
 from kvlinker.stores.policies import POLICIES, Policy, Wrap
@@ -77,7 +78,15 @@ class _PluginStore(StoreTree):
         return (self.plugin,)
 
     def open(self, registry: PluginRegistry) -> Store:
-        return registry.store(self.plugin).open(self.options)
+        try:
+            plugin = registry.store(self.plugin)
+        except PluginNotFoundError as error:
+            meant = nearest_names(self.plugin.replace("-", "_"), (TIERS, *POLICIES))
+            if not meant:
+                raise
+            msg = f"{error}; of what needs no plugin, did you mean {' or '.join(meant)}?"
+            raise PluginNotFoundError(msg) from error
+        return plugin.open(self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
