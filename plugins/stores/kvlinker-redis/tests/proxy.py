@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 __all__ = ["Proxy", "proxy_to"]
 
 _CHUNK = 1 << 16
+_SLOW_BYTES = 100
 
 
 class Proxy:
@@ -31,6 +32,8 @@ class Proxy:
         """What is changed in answers, by one bit of its last byte."""
         self.sent_pause_seconds = 0.0
         """How long each 64 KiB that is sent takes."""
+        self.answer_pause_seconds = 0.0
+        """How long each 100 B of answers take."""
         self._may_answer = threading.Event()
         self._may_answer.set()
         threading.Thread(target=self._accept, daemon=True, name="proxy").start()
@@ -65,7 +68,12 @@ class Proxy:
             while chunk := source.recv(_CHUNK):
                 if not is_answer:
                     time.sleep(self.sent_pause_seconds)
-                target.sendall(self._altered(chunk) if is_answer else chunk)
+                answer = self._altered(chunk) if is_answer else b""
+                while is_answer and self.answer_pause_seconds and len(answer) > _SLOW_BYTES:
+                    target.sendall(answer[:_SLOW_BYTES])
+                    answer = answer[_SLOW_BYTES:]
+                    time.sleep(self.answer_pause_seconds)
+                target.sendall(answer if is_answer else chunk)
                 if is_answer and self.answer_bytes == 0:
                     break
         for end in (source, target):

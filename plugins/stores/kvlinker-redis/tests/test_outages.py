@@ -535,9 +535,7 @@ def test_a_password_that_a_server_repeats_since_it_knows_none_is_shown_nowhere(
     *,
     cluster: bool,
 ) -> None:
-    server = make_server(
-        "--rename-command", "AUTH", "NONE", "--cluster-enabled", "yes" if cluster else "no"
-    )
+    server = make_server("--rename-command", "AUTH", "NONE")
     url = server.url.replace("redis://", "redis://:${env:KV_TEST_PASSWORD}@")
     monkeypatch.setenv("KV_TEST_PASSWORD", "sesame")
 

@@ -89,6 +89,27 @@ def test_t1_a_stream_of_something_else_is_given_up(stream: bytes, reason: str) -
         take_one()
 
 
+def test_each_mib_that_is_waited_for_has_its_time() -> None:
+    size = 3 << 20
+    now = 0.0
+
+    class Slow(Wire):
+        def recv_into(self, buffer: memoryview, /) -> int:
+            nonlocal now
+            now += 0.9
+            return super().recv_into(buffer)
+
+    def take(piece: int) -> int:
+        wire = Slow(b"$%d\r\n%b\r\n" % (size, bytes(size)), [piece] * (size // piece + 2))
+        block = np.empty(room_for(1, size), dtype=np.uint8)
+        stream = ReplyStream(wire, block, step_seconds=1.0, clock=lambda: now)
+        return len(stream.take(1, size))
+
+    assert take(1 << 20) == 1
+    with pytest.raises(TimeoutError, match=r"did not come within 1\.0 s"):
+        take(1 << 18)
+
+
 def test_a_server_that_loads_its_data_is_not_ready_yet() -> None:
     wire = Wire(b"-LOADING Redis is busy\r\n", [])
 

@@ -101,10 +101,11 @@ class ServerClient(Client):
 class SocketClient(ServerClient):
     """One server, through connections whose sockets are at hand."""
 
-    def __init__(self, redis: Redis, *, ahead_bytes: int) -> None:
+    def __init__(self, redis: Redis, *, ahead_bytes: int, step_seconds: float) -> None:
         """Take over a client of redis-py that has not connected yet; see SocketPool for the rest."""
         super().__init__(redis)
-        self._pool = SocketPool(redis.connection_pool, ahead_bytes=ahead_bytes)
+        pool = redis.connection_pool
+        self._pool = SocketPool(pool, ahead_bytes=ahead_bytes, step_seconds=step_seconds)
 
     def send_values(self, commands: Sequence[Command]) -> list[Reply]:
         """See Client."""
@@ -220,7 +221,9 @@ def open_client(options: RedisStoreOptions, name: str) -> Client:
             ssl_certfile=paths.get("ssl_certfile"),
             ssl_keyfile=paths.get("ssl_keyfile"),
         )
-        return SocketClient(redis, ahead_bytes=options.call_bytes)
+        return SocketClient(
+            redis, ahead_bytes=options.call_bytes, step_seconds=options.answer_seconds
+        )
     return ClusterClient(
         RedisCluster(
             startup_nodes=[ClusterNode(address.host, address.port)],

@@ -28,17 +28,19 @@ __all__ = ["SocketPool", "SocketReading", "credentials_of"]
 class SocketPool:
     """A pool of redis-py's, whose connections move values without copying them."""
 
-    def __init__(self, pool: ConnectionPool, *, ahead_bytes: int) -> None:
+    def __init__(self, pool: ConnectionPool, *, ahead_bytes: int, step_seconds: float) -> None:
         """Take over a pool that has no connection yet.
 
         Args:
             pool: of redis-py.
             ahead_bytes: of replies that a server may have ready for one reading.
+            step_seconds: for each MiB of them that is waited for.
 
         Raises:
             StoreError: it makes connections of a kind that is not known.
         """
         self.ahead_bytes = ahead_bytes
+        self.step_seconds = step_seconds
         self._pool = pool
         self._sockets = _show_sockets(pool)
 
@@ -99,7 +101,7 @@ class SocketReading(Reading):
         self._pool = pool
         self._connection: Connection | None
         self._connection, receiver = pool.take()
-        self._stream = ReplyStream(receiver, block)
+        self._stream = ReplyStream(receiver, block, step_seconds=pool.step_seconds)
         self._unasked = deque(questions)
         self._asked: deque[Question] = deque()
 

@@ -43,7 +43,7 @@ class RedisStoreOptions:
     connect_seconds: float = 2.0
     """How long one attempt to connect may take."""
     answer_seconds: float = 5.0
-    """How long the server may be silent within an answer."""
+    """How long the server may be silent within an answer, and how long each MiB may take."""
     retry_seconds: float = 2.0
     """How long a call tries again after a connection was lost."""
     pause_seconds: float = 10.0

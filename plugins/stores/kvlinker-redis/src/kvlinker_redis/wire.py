@@ -6,7 +6,9 @@ what it does, for commands that are answered with texts and numbers, on its own 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -31,8 +33,8 @@ Reply: TypeAlias = object
 _LINE_BYTES = 512
 """More than the line in front of a value has, or an error."""
 _END = b"\r\n"
-_SEND_BYTES = 1 << 20
-"""Sent in one step, for which the server has its time: a slow network may take long for a long value."""
+_STEP_BYTES = 1 << 20
+"""Sent or received in one step, for which the server has its time: a slow network may take long for a long value."""
 
 
 class _Receiver(Protocol):
@@ -58,8 +60,8 @@ def packed(commands: Sequence[Command]) -> list[bytes | memoryview]:
                 texts.append(b"$%d\r\n" % argument.nbytes)
                 pieces.append(b"".join(texts))
                 pieces += [
-                    argument[start : start + _SEND_BYTES]
-                    for start in range(0, argument.nbytes, _SEND_BYTES)
+                    argument[start : start + _STEP_BYTES]
+                    for start in range(0, argument.nbytes, _STEP_BYTES)
                 ]
                 texts = [_END]
             else:
@@ -87,9 +89,27 @@ def room_for(count: int, size: int) -> int:
 class ReplyStream:
     """Replies, one after the other as they come, and how far they were understood."""
 
-    def __init__(self, receiver: _Receiver, block: NDArray[np.uint8]) -> None:
-        """Read from a socket into a block."""
+    def __init__(
+        self,
+        receiver: _Receiver,
+        block: NDArray[np.uint8],
+        *,
+        step_seconds: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read from a socket into a block.
+
+        Args:
+            receiver: the socket, which waits for no byte longer than that.
+            block: where replies are.
+            step_seconds: for each MiB that is waited for: who sends a byte now and then is silent too.
+            clock: seconds.
+        """
         self._receiver = receiver
+        self._step_seconds = step_seconds
+        self._clock = clock
+        self._left_of_step = 0
+        self._step_ends = math.inf
         self._view = block.data
         self._filled = 0
         self._at = 0
@@ -103,7 +123,9 @@ class ReplyStream:
 
         Raises:
             ConnectionError: of redis-py; the stream ended, or has something else in it.
+            TimeoutError: it did not come in time.
         """
+        self._left_of_step = 0
         left = self._filled - self._at
         self._view[:left] = self._view[self._at : self._filled]
         self._at, self._filled = 0, left
@@ -162,10 +184,20 @@ class ReplyStream:
         room = self._view[self._filled :]
         if not room:
             _give_up("more than was asked for")
+        self._check_time()
         count = self._receiver.recv_into(room)
         if not count:
             _give_up("the end of the connection")
         self._filled += count
+        self._left_of_step -= count
+
+    def _check_time(self) -> None:
+        now = self._clock()
+        if self._left_of_step <= 0:
+            self._left_of_step, self._step_ends = _STEP_BYTES, now + self._step_seconds
+        elif now >= self._step_ends:
+            msg = f"{self._left_of_step} B of a step did not come within {self._step_seconds} s"
+            raise TimeoutError(msg)
 
 
 def _number(line: bytes) -> int:
