@@ -31,6 +31,7 @@ from kvlinker.stores.compression import (
     cut_blocks,
 )
 from kvlinker.stores.encrypted import EncryptedStore
+from kvlinker.stores.host_pages import plan_of_rows
 from kvlinker.stores.stream_lengths import StreamLengths
 from kvlinker.stores.tiered import TieredStore
 from kvlinker.testing import (
@@ -375,16 +376,45 @@ def test_t1_a_stream_that_cannot_be_unpacked_is_corrupt_dropped_and_counted() ->
     assert pool.store.stats().counters["undecodable"] == 2
 
 
-@pytest.mark.parametrize("call", [Call.WRITE, Call.READ])
-def test_t4_a_store_that_answers_with_another_count_is_refused(call: Call) -> None:
+def test_t1_a_table_that_cannot_be_keeps_no_other_object_from_being_read() -> None:
+    size = 16 << 20
+    inner = MemoryStore(integrity=Integrity.LENGTH)
+    store = CompressedStore(inner)
+    source = np.tile(values(4096, seed=5), (2, size // 8192))
+    sizes = np.full(size // 8192, 8192, dtype=np.int64)
+    offsets = np.cumsum(sizes) - sizes
+    plan, keys = plan_of_rows("kv", source, offsets, sizes), object_keys(2)
+    batch = WriteBatch(keys=keys, plan=plan, fingerprint=b"layout")
+    assert store.write([batch], HostAccess(), may_publish=allow) == ((WRITTEN, WRITTEN),)
+    damaged = bytearray(inner.payload(keys[0]))
+    damaged[12:16] = b"\xff" * 4  # blocks of a table that is longer than its stream
+    inner.tamper(keys[0], bytes(damaged))
+    assert (StreamTable.size_of(np.frombuffer(inner.payload(keys[1]), np.uint8)) or 0) > 16 << 10
+
+    target = np.zeros_like(source)
+    request = ReadRequest(keys=keys, object_bytes=size, fingerprint=b"layout")
+    with store.open_read(request) as session:
+        statuses = session.read(plan_of_rows("kv", target, offsets, sizes), HostAccess())
+
+    assert statuses == (CORRUPT, OK)
+    assert np.array_equal(target[1], source[1])
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("call", [Call.WRITE, Call.READ, Call.EXISTS])
+def test_t4_a_store_that_answers_with_another_count_is_refused(call: Call, change: int) -> None:
     faulty = FaultStore(MemoryStore())
     shelf = Shelf(CompressedStore(faulty))
-    keys = object_keys(2)
+    keys, others = object_keys(2), object_keys(2, chain="more")
     shelf.stock(keys)
-    faulty.script.add(Rule(call=call, fault=Miscount(change=1)))
+    faulty.script.add(Rule(call=call, fault=Miscount(change=change)))
 
-    with pytest.raises(StoreContractError, match="FaultStore"):
-        shelf.read(keys) if call is Call.READ else shelf.write(object_keys(2, chain="more"))
+    if call is not Call.READ:
+        with pytest.raises(StoreContractError, match="FaultStore"):
+            shelf.write(others)
+    if call is not Call.WRITE:
+        with pytest.raises(StoreContractError, match="FaultStore"):
+            shelf.read(keys if call is Call.READ else others)
 
 
 def test_what_cannot_be_dropped_is_counted_and_the_rest_is_read() -> None:

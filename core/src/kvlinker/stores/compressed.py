@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from kvlinker.device import DeviceAccess, HostAccess
 from kvlinker.errors import ContractError
 from kvlinker.event_counts import EventCounts
-from kvlinker.guard import checked_write
 from kvlinker.integers import as_integer
 from kvlinker.store import (
     ReadRequest,
@@ -133,11 +132,7 @@ class CompressedStore(WrappedStore):
         ]
         made = [*self._inner_batches(batches, streams)]
         inner_batches = [batch for _, batch in made]
-        given = checked_write(
-            type(self._inner).__name__,
-            self._inner.write(inner_batches, HostAccess(), may_publish=may_publish),
-            inner_batches,
-        )
+        given = self._inner_write(inner_batches, HostAccess(), may_publish)
         statuses = [status for of_batch in given for status in of_batch]
         for stream, status in zip(streams, statuses, strict=True):
             answer[stream.batch][stream.position] = status
@@ -159,7 +154,7 @@ class CompressedStore(WrappedStore):
         if self._capabilities.overwrite:
             return [WriteStatus.WRITTEN] * count
         answer = [WriteStatus.WRITTEN] * count
-        hints = [i for i, is_there in enumerate(self._inner.exists(batch.keys)) if is_there]
+        hints = [i for i, is_there in enumerate(self._inner_exists(batch.keys)) if is_there]
         request = ReadRequest(
             keys=tuple(batch.keys[i] for i in hints),
             object_bytes=size,

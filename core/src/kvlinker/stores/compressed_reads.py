@@ -14,7 +14,7 @@ from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess, HostAccess
 from kvlinker.errors import StoreClosedError, StoreError, UnsupportedOperationError
 from kvlinker.event_counts import EventCounts
-from kvlinker.guard import checked_read
+from kvlinker.guard import checked_flags, checked_read
 from kvlinker.keys import digest_fields
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ObjectKey, ReadRequest, ReadSession, ReadStatus, Store
@@ -63,6 +63,11 @@ class StoredStreams:
         fingerprint = self.fingerprint(request.fingerprint)
         return replace(request, object_bytes=stream_bytes, fingerprint=fingerprint)
 
+    def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """Return the store's hints."""
+        name = type(self.store).__name__
+        return checked_flags(name, "exists", self.store.exists(keys), len(keys))
+
     def find(self, request: ReadRequest) -> tuple[bool, ...]:
         """Return which objects there are, as far as their tables say."""
         found: list[bool] = []
@@ -108,7 +113,7 @@ class _Chunk:
         rest = self._ask(usual, range(len(self.statuses)))
         if not rest:
             return
-        exists = self._streams.store.exists([self._request.keys[i] for i in rest])
+        exists = self._streams.exists([self._request.keys[i] for i in rest])
         rest = [i for i, is_there in zip(rest, exists, strict=True) if is_there]
         for length in others:
             if not rest:
@@ -141,8 +146,10 @@ class _Chunk:
             statuses = self._read_cells(part, rows, np.arange(count))
             good = [i for i, status in enumerate(statuses) if status is _OK]
             have = int(sizes[:count].sum())
-            needed = max((StreamTable.size_of(rows[i]) or 0 for i in good), default=0)
-            if needed <= have or needed > part.stream_bytes:
+            claimed = [StreamTable.size_of(rows[i]) or 0 for i in good]
+            # What cannot be is damaged, and must not keep others from being read.
+            needed = max((size for size in claimed if size <= part.stream_bytes), default=0)
+            if needed <= have:
                 break
             count = int(np.searchsorted(offsets, needed, side="left"))
         for i, status in enumerate(statuses):

@@ -18,7 +18,7 @@ from kvlinker.device import DeviceAccess, HostObjects
 from kvlinker.errors import ContractError, StoreError, UnsupportedOperationError
 from kvlinker.event_counts import EventCounts
 from kvlinker.frames import MAX_RANGES
-from kvlinker.guard import checked_read, checked_write
+from kvlinker.guard import checked_read
 from kvlinker.plans import TransferPlan
 from kvlinker.store import (
     Integrity,
@@ -108,11 +108,7 @@ class EncryptedStore(WrappedStore):
             for number, i in enumerate(wanted)
         ]
         frames = [item.batch for item in sealing]
-        given = checked_write(
-            type(self._inner).__name__,
-            self._inner.write(frames, _SealingAccess(sealing), may_publish=may_publish),
-            frames,
-        )
+        given = self._inner_write(frames, _SealingAccess(sealing), may_publish)
         answer = dict(zip(wanted, given, strict=True))
         return tuple(
             answer.get(i, (WriteStatus.FAILED,) * len(batch.keys))
