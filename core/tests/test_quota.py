@@ -12,7 +12,8 @@ from kvlinker.errors import ContractError, DeviceCopyError, StoreError
 from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import ObjectKey, ReadStatus, Store, WriteStatus
 from kvlinker.stores.quota import QuotaStore
-from kvlinker.testing import Call, FaultAccess, MemoryStore, Raise, Rule
+from kvlinker.stores.tiered import TieredStore
+from kvlinker.testing import Call, FaultAccess, FaultStore, MemoryStore, Raise, Rule
 from kvlinker.testing.shelves import Shelf, object_keys
 
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
@@ -233,6 +234,31 @@ def test_a_store_that_is_down_is_no_reason_to_pass_a_quota() -> None:
         shelf.write(keys[1:])
 
     assert bytes_of(inner) == PAGE
+
+
+class Telling(FaultStore):
+    """Says how many bytes a namespace has, unless it is down."""
+
+    def namespace_bytes(self, namespace: bytes) -> int | None:
+        """See Store."""
+        return sum(self.exists(tuple(object_keys(8)))) * PAGE if namespace == MINE else 0
+
+
+def test_what_tiers_have_counts_also_where_the_far_store_is_down_when_it_is_asked_first() -> None:
+    far = Telling(MemoryStore())
+    keys = object_keys(8)
+    Shelf(far).stock(keys[:2])
+    down = Rule(call=Call.EXISTS, fault=Raise(error=StoreError("down")))
+    far.script.add(down)
+    tiers = TieredStore(MemoryStore(), far, pause_seconds=0.001)
+    shelf = Shelf(QuotaStore(tiers, max_bytes=3 * PAGE, refresh_seconds=0))
+
+    with pytest.raises(StoreError, match="down"):
+        shelf.write(keys[2:])
+    far.script.clear()
+    assert shelf.write(keys[2:4]) == (WRITTEN, FULL)
+    far.script.add(down)
+    assert shelf.write(keys[5:6]) == (FULL,)
 
 
 @pytest.mark.parametrize(

@@ -172,8 +172,12 @@ class TieredStore(Store):
         )
 
     def namespace_bytes(self, namespace: bytes) -> int | None:
-        """See Store; what the far store has, and what is to be copied there."""
-        far = self._far.ask(lambda store: store.namespace_bytes(namespace), otherwise=None)
+        """See Store; what the far store has, and what is to be copied there.
+
+        Raises:
+            StoreError: the far store is down: that is not to say that it cannot tell.
+        """
+        far = self._far.demand(lambda store: store.namespace_bytes(namespace))
         if far is None or self._write_back is None:
             return far
         return far + self._write_back.pending_bytes(namespace)

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from itertools import islice
 
+from kvlinker.errors import StoreError
 from kvlinker.guard import checked_flags
 from kvlinker.store import ObjectKey, Store
 
@@ -60,7 +61,11 @@ class Usage(ABC):
 
 
 def usage_of(store: Store, namespace: bytes) -> Usage:
-    """Return the usage of a namespace: told by the store where it can."""
+    """Return the usage of a namespace: told by the store where it can.
+
+    Raises:
+        StoreError: the store is down, and does not say whether it can.
+    """
     told = store.namespace_bytes(namespace)
     return CountedUsage(store) if told is None else ToldUsage(store, namespace, told)
 
@@ -111,12 +116,18 @@ class ToldUsage(Usage):
         with self._lock:
             before = self._written
         began = time.monotonic()
-        told = self._store.namespace_bytes(self._namespace)
+        told = self._told()
         with self._lock:
             if told is not None:
                 self._used = told + self._written - before
             self._asked = time.monotonic()
             self._took = self._asked - began
+
+    def _told(self) -> int | None:
+        try:
+            return self._store.namespace_bytes(self._namespace)
+        except StoreError:  # down: what it said last, and what was written here since, still counts
+            return None
 
 
 class CountedUsage(Usage):
