@@ -247,6 +247,20 @@ def test_what_does_not_fit_the_buffer_stays_far(promotion_bytes: int) -> None:
     assert tiers.count("promotion_dropped") == 2
 
 
+def test_what_the_near_store_never_takes_is_not_read_again_from_far() -> None:
+    far = FaultStore(MemoryStore())
+    store = TieredStore(MemoryStore(max_object_bytes=639), far, names=("ram", "disk"))
+    shelf, keys = Shelf(store), object_keys(2)
+    shelf.stock(keys)
+
+    assert shelf.read(keys) == (OK, OK)
+
+    assert store.wait_for_promotions(60)
+    assert far.count(Call.READ) == 1
+    assert store.stats().counters["promotion_dropped"] == 2
+    store.close()
+
+
 def test_more_than_the_buffer_holds_is_promoted_in_turns() -> None:
     tiers = Tiers(promotion_bytes=3 * 640)
     keys = object_keys(8)

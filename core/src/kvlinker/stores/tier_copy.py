@@ -43,6 +43,9 @@ class TierCopy:
 
     def objects_at_once(self, ranges: ObjectRanges) -> int:
         """Return how many objects one call can copy; 0 for none."""
+        longest = self._target.store.capabilities.max_object_bytes
+        if longest is not None and ranges.object_bytes > longest:
+            return 0
         count = self._buffer.room_for(ranges.object_bytes)
         for tier in (self._source, self._target):
             limit = tier.store.capabilities.max_ranges_per_call

@@ -114,14 +114,12 @@ class WriteBack:
 
     def _ranges_that_wait(self, batches: Sequence[WriteBatch]) -> Sequence[ObjectRanges] | None:
         """Return what objects are read by; None where some cannot be copied later."""
-        limit = self._far.store.capabilities.max_object_bytes
         found = []
         for batch in batches:
             seen = RangesSeen(batch.plan.object_bytes)
             seen.add(batch.plan)
             ranges = seen.tiling()
-            is_long = limit is not None and batch.plan.object_bytes > limit
-            if is_long or ranges is None or not self._copy.objects_at_once(ranges):
+            if ranges is None or not self._copy.objects_at_once(ranges):
                 return None
             found.append(ranges)
         return found
