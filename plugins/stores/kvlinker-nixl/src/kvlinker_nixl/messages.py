@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import time
@@ -14,6 +15,8 @@ from kvlinker.store import ObjectKey
 
 __all__ = [
     "Message",
+    "bytes_of",
+    "digits_of",
     "flags_of",
     "keys_as_text",
     "keys_of",
@@ -22,6 +25,7 @@ __all__ = [
     "receive",
     "send",
     "text_of",
+    "within",
 ]
 
 Message: TypeAlias = Mapping[str, object]
@@ -55,7 +59,7 @@ def receive(connection: socket.socket, *, deadline: float | None) -> Message:
         raise StoreContractError(msg)
     try:
         message: object = json.loads(_read(connection, length, deadline))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         msg = "a message is no JSON; is the other side a kvlinker-nixl?"
         raise StoreContractError(msg) from error
     if not isinstance(message, dict):
@@ -98,14 +102,22 @@ def keys_of(message: Message) -> tuple[ObjectKey, ...]:
     Raises:
         StoreContractError: they are none.
     """
-    text = text_of(message, "keys")
-    try:
-        raw = bytes.fromhex(text)
-    except ValueError as error:
-        raise _wrong("keys", "digits of keys") from error
+    raw = digits_of(message, "keys")
     if len(raw) % OBJECT_KEY_BYTES:
         raise _wrong("keys", "digits of keys")
     return tuple(raw[at : at + OBJECT_KEY_BYTES] for at in range(0, len(raw), OBJECT_KEY_BYTES))
+
+
+def digits_of(message: Message, name: str) -> bytes:
+    """Return bytes of a message, which come in hexadecimal digits.
+
+    Raises:
+        StoreContractError: they are none.
+    """
+    try:
+        return bytes.fromhex(text_of(message, name))
+    except ValueError as error:
+        raise _wrong(name, "hexadecimal digits") from error
 
 
 def text_of(message: Message, name: str) -> str:
@@ -118,6 +130,29 @@ def text_of(message: Message, name: str) -> str:
     if not isinstance(value, str):
         raise _wrong(name, "a text")
     return value
+
+
+def bytes_of(message: Message, name: str) -> bytes:
+    """Return bytes of a message, which come in base64.
+
+    Raises:
+        StoreContractError: they are none.
+    """
+    try:
+        return base64.b64decode(text_of(message, name), validate=True)
+    except ValueError as error:
+        raise _wrong(name, "bytes in base64") from error
+
+
+def within(numbers: Sequence[int], name: str, least: int, most: int) -> Sequence[int]:
+    """Return numbers of a message that are neither less nor more than they may be.
+
+    Raises:
+        StoreContractError: one is.
+    """
+    if numbers and not least <= min(numbers) <= max(numbers) <= most:
+        raise _wrong(name, f"{least} to {most}")
+    return numbers
 
 
 def number_of(message: Message, name: str) -> int:

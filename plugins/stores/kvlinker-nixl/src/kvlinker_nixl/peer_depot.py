@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import socket
 import threading
 import time
@@ -11,13 +10,16 @@ from contextlib import suppress
 
 import numpy as np
 
+from kvlinker.description import IndexArray
 from kvlinker.errors import StoreClosedError, StoreContractError, StoreError, StoreTimeoutError
+from kvlinker.frames import MAX_RANGES, header_bytes
 from kvlinker.guard import Breaker
 from kvlinker.store import ObjectKey, StoreStats
 from kvlinker_nixl.agents import Agent, Memory
-from kvlinker_nixl.depots import Depot, Pins, Reservation
+from kvlinker_nixl.depots import ABSENT, FULL, Depot, Pins, Reservation
 from kvlinker_nixl.messages import (
     Message,
+    bytes_of,
     flags_of,
     keys_as_text,
     number_of,
@@ -25,11 +27,15 @@ from kvlinker_nixl.messages import (
     receive,
     send,
     text_of,
+    within,
 )
 from kvlinker_nixl.moving import Target
 from kvlinker_nixl.peer_server import PROTOCOL
 
 __all__ = ["Channel", "PeerDepot"]
+
+_MAX_ADDRESS = 1 << 62
+"""Of anything in a server's memory: sums of two fit in every kind of number."""
 
 
 class Channel:
@@ -92,6 +98,9 @@ class Channel:
                     if was_there and not is_last and not isinstance(error, TimeoutError):
                         continue  # a server that was restarted since the last question
                     raise self._down(error) from None
+                except StoreContractError:
+                    self._disconnect()  # what else comes may be taken for the next answer
+                    raise
                 return self._checked(answer)
         msg = f"{self}: no connection lasts"
         raise StoreTimeoutError(msg)
@@ -129,30 +138,29 @@ class Channel:
         try:
             self._connection = socket.create_connection(self._address, timeout=self._seconds)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            welcome = self._exchange({"call": "hello"})
+            self._take(self._exchange({"call": "hello"}))
+        except (StoreError, StoreContractError):
+            self._disconnect()
+            raise
         except OSError as error:
             self._disconnect()
             raise self._down(error) from None
-        except StoreContractError:
-            self._disconnect()
-            raise
-        self._take(welcome)
         self._breaker.succeed(timeouts=timeouts)
 
     def _take(self, welcome: Message) -> None:
         """Take over what a server says of itself; another one's memory is forgotten."""
         if number_of(welcome, "protocol") != PROTOCOL:
-            self._disconnect()
             msg = f"{self}: the server speaks another protocol; use the same kvlinker-nixl on both sides"
             raise StoreError(msg)
         self.connections += 1
         epoch = text_of(welcome, "epoch")
         if epoch == self._epoch:
             return
+        (base,) = within([number_of(welcome, "base")], "base", 0, _MAX_ADDRESS)
         if self.target.peer:
             self._agent.remove_peer(self.target.peer)
-        peer = self._agent.add_peer(base64.b64decode(text_of(welcome, "metadata")))
-        self.target = Target(memory=Memory.HOST, base=number_of(welcome, "base"), peer=peer)
+        peer = self._agent.add_peer(bytes_of(welcome, "metadata"))
+        self.target = Target(memory=Memory.HOST, base=base, peer=peer)
         self.max_frame_bytes = number_of(welcome, "max_frame_bytes")
         self._epoch = epoch
 
@@ -202,7 +210,7 @@ class PeerDepot(Depot):
         answer = self._writes.ask("reserve", keys=keys_as_text(keys), bytes=frame_bytes)
         reservation = Reservation(
             number=number_of(answer, "number"),
-            offsets=np.array(numbers_of(answer, "offsets", len(keys)), dtype=np.int64),
+            offsets=_offsets_of(answer, len(keys), least=FULL),
             target=self._writes.target,
         )
         self._note(self._writes, reservation)
@@ -223,10 +231,13 @@ class PeerDepot(Depot):
     def pin(self, keys: Sequence[ObjectKey], object_bytes: int) -> Pins:
         """See Depot."""
         answer = self._reads.ask("pin", keys=keys_as_text(keys), bytes=object_bytes)
+        headers = numbers_of(answer, "headers", len(keys))
         pins = Pins(
             number=number_of(answer, "number"),
-            offsets=np.array(numbers_of(answer, "offsets", len(keys)), dtype=np.int64),
-            header_bytes=np.array(numbers_of(answer, "headers", len(keys)), dtype=np.int64),
+            offsets=_offsets_of(answer, len(keys), least=ABSENT),
+            header_bytes=np.array(
+                within(headers, "headers", 0, header_bytes(MAX_RANGES)), dtype=np.int64
+            ),
             target=self._reads.target,
         )
         self._note(self._reads, pins)
@@ -318,6 +329,11 @@ class PeerDepot(Depot):
         """See Depot."""
         self._reads.close()
         self._writes.close()
+
+
+def _offsets_of(answer: Message, count: int, *, least: int) -> IndexArray:
+    offsets = numbers_of(answer, "offsets", count)
+    return np.array(within(offsets, "offsets", least, _MAX_ADDRESS), dtype=np.int64)
 
 
 def _name(given: Pins | Reservation) -> tuple[str, int]:

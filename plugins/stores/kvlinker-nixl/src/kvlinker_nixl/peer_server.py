@@ -24,12 +24,14 @@ from kvlinker_nixl.depots import LocalDepot, Pins, Reservation
 from kvlinker_nixl.library import Client, load_client
 from kvlinker_nixl.messages import (
     Message,
+    digits_of,
     keys_of,
     number_of,
     numbers_of,
     receive,
     send,
     text_of,
+    within,
 )
 from kvlinker_nixl.moving import Target
 from kvlinker_nixl.peer_memory import PeerMemory, memory_layout
@@ -41,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 _ANSWER_SECONDS = 10.0
+_MAX_OBJECT_BYTES = 1 << 62
 _BUSY_POLL_SECONDS = 0.0002
 """Between two looks at the backend while somebody reads or writes: a part of a percent of a core each."""
 
@@ -253,7 +256,8 @@ class _Connection(socketserver.BaseRequestHandler):
     # ---- calls ----------------------------------------------------------------------------------
 
     def _reserve(self, message: Message) -> Message:
-        reservation = self._depot.reserve(keys_of(message), number_of(message, "bytes"))
+        (size,) = within([number_of(message, "bytes")], "bytes", 1, _MAX_OBJECT_BYTES)
+        reservation = self._depot.reserve(keys_of(message), size)
         self._reserved[reservation.number] = reservation
         self._owner.wake()
         return {"number": reservation.number, "offsets": reservation.offsets.tolist()}
@@ -307,7 +311,7 @@ class _Connection(socketserver.BaseRequestHandler):
         return {}
 
     def _clear(self, message: Message) -> Message:
-        return {"count": self._depot.clear(bytes.fromhex(text_of(message, "namespace")))}
+        return {"count": self._depot.clear(digits_of(message, "namespace"))}
 
     def _stats(self, _message: Message) -> Message:
         found = self._depot.stats()

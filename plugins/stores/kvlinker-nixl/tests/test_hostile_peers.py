@@ -1,0 +1,222 @@
+"""What answers at a server's address may be anything: it is refused by name, and no answer is taken for another's."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+
+import pytest
+from fake_client import FakeAgent, FakeClient
+
+from kvlinker.errors import StoreContractError, StoreError
+from kvlinker.testing.shelves import object_keys
+from kvlinker_nixl.agents import Agent
+from kvlinker_nixl.messages import Message, receive, send
+from kvlinker_nixl.peer_depot import Channel, PeerDepot
+from kvlinker_nixl.peer_server import PROTOCOL, PeerServer
+
+WELCOME = {
+    "protocol": PROTOCOL,
+    "epoch": "one",
+    "metadata": "cGVlcg==",
+    "base": 4096,
+    "max_frame_bytes": 1 << 20,
+}
+STATS = {"objects": 0, "used_bytes": 0, "capacity_bytes": 1, "counters": {}}
+FOUND = {"number": 1, "offsets": [0], "headers": [96]}
+
+
+class Impostor:
+    """A server that answers each call as a test says."""
+
+    def __init__(self) -> None:
+        """Listen."""
+        self.answers: dict[str, Message | bytes] = {"hello": WELCOME, "stats": STATS}
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, port = self._listener.getsockname()
+        return host, port
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            while True:
+                answer = self.answers[str(receive(connection, deadline=None)["call"])]
+                if isinstance(answer, bytes):
+                    connection.sendall(answer)
+                else:
+                    send(connection, answer, deadline=time.monotonic() + 60)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def impostor() -> Iterator[Impostor]:
+    """Give a server that says what a test wants."""
+    server = Impostor()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def make_channel(impostor: Impostor) -> Iterator[Callable[[], Channel]]:
+    """Give what makes a connection to it, with an agent that believes everything."""
+    with ExitStack() as opened:
+
+        def make() -> Channel:
+            agent = Agent(FakeClient(), "UCX", {}, advice="")
+            channel = Channel(impostor.address, agent, answer_seconds=5.0, pause_seconds=0.1)
+            opened.callback(channel.close)
+            return channel
+
+        yield make
+
+
+@pytest.fixture
+def depot(make_channel: Callable[[], Channel]) -> PeerDepot:
+    """Give a depot that asks it."""
+    return PeerDepot(make_channel(), make_channel())
+
+
+def framed(raw: bytes) -> bytes:
+    """Return bytes with their length in front."""
+    return len(raw).to_bytes(4, "big") + raw
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [(1 << 30).to_bytes(4, "big"), framed(b"no JSON"), framed(b"[1]"), framed(b"[" * 100_000)],
+    ids=["endless", "no JSON", "no object", "deep"],
+)
+def test_t4_an_answer_that_is_none_ends_the_connection_and_the_rest_of_it_answers_nothing(
+    impostor: Impostor, depot: PeerDepot, raw: bytes
+) -> None:
+    impostor.answers["exists"] = raw + framed(b'{"flags": [true]}')
+    with pytest.raises(StoreContractError, match="message"):
+        depot.exists(object_keys(1))
+
+    impostor.answers["exists"] = {"flags": [False]}
+    assert depot.exists(object_keys(1, chain="other")) == (False,)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"offsets": [-2]}, "offsets"),
+        ({"offsets": [1 << 80]}, "offsets"),
+        ({"offsets": [0, 0]}, "1 whole numbers"),
+        ({"headers": [-1]}, "headers"),
+        ({"headers": [1 << 40]}, "headers"),
+        ({"number": "1"}, "number"),
+    ],
+    ids=str,
+)
+def test_places_that_cannot_be_are_refused(
+    impostor: Impostor, depot: PeerDepot, wrong: Mapping[str, object], reason: str
+) -> None:
+    impostor.answers["pin"] = FOUND
+    assert depot.pin(object_keys(1), 640).offsets.tolist() == [0]
+    impostor.answers["pin"] = {**FOUND, **wrong}
+    impostor.answers["reserve"] = {"number": 1, "offsets": [-3]}
+
+    with pytest.raises(StoreContractError, match=reason):
+        depot.pin(object_keys(1), 640)
+    with pytest.raises(StoreContractError, match="offsets"):
+        depot.reserve(object_keys(1), 640)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"metadata": "?"}, {"base": -1}, {"base": 1 << 70}, {"protocol": 2}, {"epoch": 1}],
+    ids=str,
+)
+def test_b87_a_welcome_that_is_none_is_refused_and_the_next_one_is_taken(
+    impostor: Impostor, make_channel: Callable[[], Channel], wrong: Mapping[str, object]
+) -> None:
+    impostor.answers["hello"] = {**WELCOME, **wrong}
+    channel = make_channel()
+    with pytest.raises((StoreError, StoreContractError)):
+        channel.ask("stats")
+
+    impostor.answers["hello"] = WELCOME
+    until(lambda: channel.ask("stats") == STATS)
+    assert channel.target.peer == "peer"
+
+
+def test_b87_a_server_whose_memory_could_not_be_reached_once_is_asked_anew(
+    impostor: Impostor, make_channel: Callable[[], Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = make_channel()
+
+    def refuse(_agent: FakeAgent, _metadata: bytes) -> bytes | str:
+        message = "NIXL_ERR_NOT_FOUND"
+        raise RuntimeError(message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeAgent, "add_remote_agent", refuse)
+        with pytest.raises(StoreError, match="NIXL_ERR_NOT_FOUND"):
+            channel.ask("stats")
+
+    until(lambda: channel.ask("stats") == STATS)
+    assert channel.target.peer == "peer"
+    assert impostor.connections == 2
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds; a server that was refused is left alone for a while."""
+    end = time.monotonic() + 30
+    while True:
+        with suppress(StoreError):
+            if holds():
+                return
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"call": "reserve", "keys": "00" * 32, "bytes": 0},
+        {"call": "reserve", "keys": "00" * 32, "bytes": -640},
+        {"call": "clear", "namespace": "everything"},
+        {"call": "exists", "keys": "00" * 31},
+        {"call": "drop", "number": 1, "positions": ["0"]},
+    ],
+    ids=str,
+)
+def test_a_server_refuses_what_means_nothing_and_loses_no_room_over_it(
+    wrong: Mapping[str, object],
+) -> None:
+    server = PeerServer(1 << 20, client=FakeClient())
+    deadline = time.monotonic() + 60
+    with ExitStack() as opened:
+        opened.callback(server.close)
+        connection = opened.enter_context(socket.create_connection(server.address))
+        send(connection, {"epoch": server.epoch, **wrong}, deadline=deadline)
+        assert "must be" in str(receive(connection, deadline=deadline)["error"])
+
+        places = {
+            "call": "reserve",
+            "epoch": server.epoch,
+            "keys": "00" * 32,
+            "bytes": server.depot.max_frame_bytes,
+        }
+        send(connection, places, deadline=deadline)
+        assert receive(connection, deadline=deadline)["offsets"] == [0]
