@@ -30,7 +30,7 @@ from kvlinker.store import (
 )
 from kvlinker.store_lanes import StoreLane
 
-__all__ = ["DictionaryStore", "DictionaryValues"]
+__all__ = ["DictionaryStore", "DictionaryValues", "checksum"]
 
 MOST_BYTES = 4 << 20
 
@@ -39,12 +39,22 @@ def checksum(data: memoryview) -> int:
     return zlib.crc32(data) << 32 | zlib.adler32(data)
 
 
+def _wipe(views: Sequence[memoryview]) -> None:
+    for view in views:
+        view[:] = bytes(len(view))
+
+
 class DictionaryValues(NamedValues):
-    """Values in a dictionary, a few at a time and backwards; every answer is noted as (key, first byte, bytes)."""
+    """Values in a dictionary, a few at a time and backwards; every answer is noted as (key, first byte, bytes).
+
+    What was yielded is gone when the next is asked for.
+    """
 
     def __init__(self, *, answer_bytes: int = 1 << 20) -> None:
         self.values: dict[str, bytes] = {}
         self.answers: list[tuple[ObjectKey, int, int]] = []
+        self.begins: list[tuple[int, int]] = []
+        """Keys, and bytes of each, of which beginnings were asked for together."""
         self.fetches: list[tuple[int, int]] = []
         """Ranges that were wanted and that were expected, of each fetch."""
         self.open_fetches = 0
@@ -58,11 +68,12 @@ class DictionaryValues(NamedValues):
     def begin(
         self, keys: Sequence[ObjectKey], size: int
     ) -> Iterator[Sequence[tuple[int, Beginning | None]]]:
-        for first in range(0, len(keys), 2):
-            yield [
-                (number, self._begin(keys[number], size))
-                for number in reversed(range(first, min(first + 2, len(keys))))
-            ]
+        self.begins.append((len(keys), size))
+        for first in reversed(range(0, len(keys), 2)):
+            numbers = range(first, min(first + 2, len(keys)))[::-1]
+            found = [(number, self._begin(keys[number], size)) for number in numbers]
+            yield found
+            _wipe([one.raw for _, one in found if one is not None])
 
     def _begin(self, key: ObjectKey, size: int) -> Beginning | None:
         value = self.values.get(digits_of_key(key))
@@ -81,6 +92,7 @@ class DictionaryValues(NamedValues):
                     numbers = range(first, min(first + 4, len(keys)))[::-1]
                     views = [self._range(keys[at], start, size) for at in numbers]
                     yield Fetched(range=number, numbers=numbers, views=views)
+                    _wipe([view for view in views if view is not None])
         finally:
             self.open_fetches -= 1
 
@@ -93,7 +105,7 @@ class DictionaryValues(NamedValues):
     def _answer(self, key: ObjectKey, start: int, found: bytes) -> memoryview:
         found = self.change(key, start, found)
         self.answers.append((key, start, len(found)))
-        return memoryview(found)
+        return memoryview(bytearray(found))
 
     def remove(self, keys: Sequence[ObjectKey]) -> None:
         for key in keys:

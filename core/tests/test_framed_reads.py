@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
+import numpy as np
 import pytest
-from framed_dictionary import DictionaryStore
+from framed_dictionary import DictionaryStore, checksum
 
-from kvlinker.device import HostAccess
-from kvlinker.errors import ContractError, StoreClosedError
-from kvlinker.frames import PREFIX_BYTES, header_bytes
+from kvlinker.device import HostAccess, HostObjects
+from kvlinker.errors import ContractError, StoreClosedError, TransferRevokedError
+from kvlinker.framed_looks import look_at
+from kvlinker.framed_objects import WantedObjects
+from kvlinker.frames import PREFIX_BYTES, FrameLayout, encode_headers, header_bytes
 from kvlinker.named_values import digits_of_key
+from kvlinker.plans import TransferPlan
 from kvlinker.pools import KV
 from kvlinker.store import ObjectKey, ReadStatus
 from kvlinker.testing.layered_pages import LayeredPages
@@ -120,13 +125,143 @@ def test_t1_a_byte_that_changes_in_a_layer_that_was_expected_is_noticed(shelf: S
 
 
 def test_b71_what_goes_between_two_layers_is_a_miss_and_is_counted_once(shelf: Shelf) -> None:
+    values = dictionary(shelf).values
     with shelf.open(KEYS) as session:
         assert shelf.read(KEYS, session=session, layer=0) == (OK,) * 3
         shelf.store.delete(KEYS[:1])
-        after = [shelf.read(KEYS, session=session, layer=layer) for layer in (1, 2)]
+        assert shelf.read(KEYS, session=session, layer=1) == (MISS, OK, OK)
+        shelf.stock(KEYS[:1])
+        values.answers.clear()
+        assert shelf.read(KEYS, session=session, layer=2) == (MISS, OK, OK)
 
-    assert after == [(MISS, OK, OK)] * 2
     assert shelf.store.stats().counters["vanished"] == 1
+    assert {key for key, _, _ in values.answers} == set(KEYS[1:])
+
+
+def test_t1_what_was_cut_off_between_two_layers_is_corrupt_and_removed(shelf: Shelf) -> None:
+    values = dictionary(shelf).values
+    with shelf.open(KEYS) as session:
+        assert shelf.read(KEYS, session=session, layer=0) == (OK,) * 3
+        name = digits_of_key(KEYS[1])
+        values.values[name] = values.values[name][: HEADER + PAGE // (2 * LAYERS) + 5]
+        assert shelf.read(KEYS, session=session, layer=1) == (OK, CORRUPT, OK)
+
+    assert shelf.store.exists(KEYS) == (True, False, True)
+    assert shelf.store.stats().counters["corrupt"] == 1
+
+
+@pytest.mark.parametrize("kept", [0, PREFIX_BYTES - 1, PREFIX_BYTES, HEADER - 1, HEADER + 7])
+def test_t1_b81_what_was_cut_off_before_it_is_read_is_never_ok(shelf: Shelf, kept: int) -> None:
+    values = dictionary(shelf).values
+    name = digits_of_key(KEYS[1])
+    values.values[name] = values.values[name][:kept]
+
+    assert shelf.read(KEYS) == (OK, CORRUPT if kept else MISS, OK)
+
+
+@pytest.mark.parametrize("kept", [PREFIX_BYTES, HEADER - 1])
+def test_t1_an_object_of_whose_header_all_answers_are_too_short_is_a_miss_and_stays(
+    shelf: Shelf, kept: int
+) -> None:
+    values = dictionary(shelf).values
+    values.change = lambda key, _, found: found[:kept] if key == KEYS[1] else found
+
+    assert shelf.read(KEYS) == (OK, MISS, OK)
+
+    values.change = lambda _key, _start, found: found
+    assert shelf.read(KEYS) == (OK,) * 3
+
+
+def test_t1_an_object_that_no_answer_tells_of_is_a_miss(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = dictionary(shelf).values
+    begin = values.begin
+    monkeypatch.setattr(values, "begin", lambda keys, size: islice(begin(keys, size), 1))
+
+    assert shelf.read(KEYS) == (MISS, MISS, OK)
+
+
+def test_an_answer_that_ends_behind_the_header_costs_what_is_missing_of_those_that_came_with_it(
+    shelf: Shelf,
+) -> None:
+    values = dictionary(shelf).values
+    half = HEADER + PAGE // 2
+    values.change = lambda key, start, found: (
+        found[:half] if (key, start) == (KEYS[1], 0) else found
+    )
+
+    assert shelf.read(KEYS) == (OK,) * 3
+
+    assert sorted(values.answers) == sorted(
+        [
+            (KEYS[0], 0, HEADER + PAGE),
+            (KEYS[1], 0, half),
+            (KEYS[0], half, PAGE // 2),
+            (KEYS[1], half, PAGE // 2),
+            (KEYS[2], 0, HEADER + PAGE),
+        ]
+    )
+
+
+@pytest.mark.parametrize("layer", [None, 0, 2])
+def test_objects_whose_tables_of_ranges_differ_are_read_together(layer: int | None) -> None:
+    sizes = ((48 << 10, 16 << 10), (16 << 10, 48 << 10))
+    store = DictionaryStore()
+    shelf = Shelf(store, page_bytes=PAGE)
+    shelf.stock(KEYS)
+    for key, table in zip(KEYS, sizes, strict=False):
+        name = digits_of_key(key)
+        payload = memoryview(store.values.values[name])[HEADER:]
+        layout = FrameLayout(offsets=(0, table[0]), sizes=table)
+        sums = [checksum(payload[: table[0]]), checksum(payload[table[0] :])]
+        header = encode_headers(
+            layout, [key], shelf.fingerprint, np.array([sums], dtype=np.uint64), checksum=checksum
+        )
+        store.values.values[name] = header.tobytes() + payload.tobytes()
+
+    assert shelf.read(KEYS, layer=layer) == (OK,) * 3
+
+
+def test_a_read_that_the_pools_refuse_fetches_no_more(shelf: Shelf) -> None:
+    class Refusing(HostAccess):
+        def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
+            host.check(plan)
+            raise TransferRevokedError(plan.pool)
+
+    with shelf.open(KEYS) as session:
+        for layer in (0, 1):
+            shelf.read(KEYS, session=session, layer=layer)
+        with pytest.raises(TransferRevokedError):  # it holds the frames, and so the fetch
+            session.read(shelf.layer_plan([32, 33, 34], 2), Refusing())
+
+        assert dictionary(shelf).values.open_fetches == 0
+
+
+def test_long_headers_are_read_a_few_at_a_time() -> None:
+    pages = LayeredPages(600, 64)
+    store = DictionaryStore(answer_bytes=2 * header_bytes(600))
+    for key in object_keys(5):
+        store.write([pages.batch(key)], HostAccess(), may_publish=allow)
+    fresh = DictionaryStore(answer_bytes=2 * header_bytes(600))
+    fresh.values.values = store.values.values
+    wanted = WantedObjects(keys=tuple(object_keys(5)), object_bytes=600 * 64, fingerprint=b"pages")
+
+    look = look_at(fresh.values, fresh.state, wanted)
+
+    assert look.found == [0, 1, 2, 3, 4]
+    assert fresh.values.begins[1:] == [(2, header_bytes(600))] * 2 + [(1, header_bytes(600))]
+
+
+def test_no_more_layouts_are_remembered_than_are_usual() -> None:
+    state = DictionaryStore().state
+
+    for number in range(300):
+        wanted = WantedObjects(keys=(), object_bytes=number + 1, fingerprint=b"pages")
+        state.note(wanted, 1000)
+
+    assert state.header_bytes(b"pages", 1, guess=7) == 7
+    assert state.header_bytes(b"pages", 300, guess=7) == 1000
 
 
 @pytest.mark.parametrize("layer", [None, 2])
@@ -173,20 +308,37 @@ def test_ranges_that_are_finer_than_those_that_were_checked_come_back() -> None:
     assert fine.memory[:, 1].tobytes() == coarse.memory[:, 0].tobytes()
 
 
-def test_a_forged_header_that_is_longer_than_any_need_be_fills_no_memory() -> None:
+@pytest.mark.parametrize("answer_bytes", [1 << 20, 5 << 10, 3 << 10])
+def test_ranges_that_are_coarser_than_those_that_were_checked_come_back(answer_bytes: int) -> None:
+    fine, coarse = LayeredPages(8, 1024), LayeredPages(2, 4096)
+    store = DictionaryStore(answer_bytes=answer_bytes)
+    (key,) = object_keys(1)
+    store.write([fine.batch(key)], HostAccess(), may_publish=allow)
+
+    with store.open_read(coarse.request(key)) as session:
+        assert session.read(coarse.layer(1), HostAccess()) == (OK,)
+        assert session.read(coarse.target, HostAccess()) == (OK,)
+
+    assert coarse.memory[:, 1].tobytes() == fine.memory[:, 0].tobytes()
+
+
+@pytest.mark.parametrize(("of", "status"), [(0, CORRUPT), (1, MISS)], ids=["own", "foreign"])
+def test_a_forged_header_that_is_longer_than_any_need_be_fills_no_memory(
+    of: int, status: ReadStatus
+) -> None:
     shelf = Shelf(DictionaryStore())
     keys = object_keys(2)
     shelf.stock(keys)
     values = dictionary(shelf).values
     name = digits_of_key(keys[0])
-    prefix = bytearray(values.values[name][:PREFIX_BYTES])
+    prefix = bytearray(values.values[digits_of_key(keys[of])][:PREFIX_BYTES])
     prefix[20:24] = (60_000).to_bytes(4, "little")  # ranges, and so 1.4 MB of header
     values.values[name] = bytes(prefix) + bytes(
         header_bytes(60_000) + shelf.page_bytes - PREFIX_BYTES
     )
     values.answers.clear()
 
-    assert shelf.read(keys) == (CORRUPT, OK)
+    assert shelf.read(keys) == (status, OK)
 
     assert max(size for _, _, size in values.answers) <= 64 << 10
 

@@ -74,7 +74,8 @@ class FramedReadSession(ReadSession):
         self._looking = threading.Lock()
         self._is_closed = False
         self._parts: Sequence[FoundObjects] | None = None
-        self._status = np.zeros(len(request.keys), dtype=np.int64)
+        # What nothing was found of is a miss, whatever nothing is said of it.
+        self._status = np.full(len(request.keys), _MISS, dtype=np.int64)
         self._run: FramedRun | None = None
         """What the last read began and the next one may go on with."""
 
@@ -115,6 +116,7 @@ class FramedReadSession(ReadSession):
 
         def take(look: Look, found: Mapping[int, Beginning]) -> None:
             for part in look.parts:
+                self._status[part.positions] = _OK
                 for numbers in part.alike():
                     reach[part.positions[numbers]] = self._take(part, numbers, plan, found, memory)
 
