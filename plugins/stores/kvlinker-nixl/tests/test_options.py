@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from kvlinker.errors import ContractError, StoreError
+from kvlinker.secret_references import RevealedSecret
 from kvlinker_nixl import Backend, NixlStoreOptions, open_nixl_store
 from kvlinker_nixl.library import CALLS, load_client
 
@@ -130,3 +131,32 @@ assert "torch" not in sys.modules
     )
 
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"access_key": "${env:KV_ID}", "secret_key": "${env:KV_KEY}"},
+        {"access_key": {"env": "KV_ID"}, "secret_key": {"env": "KV_KEY"}},
+    ],
+    ids=["text", "object"],
+)
+def test_keys_of_a_bucket_may_be_written_as_references_in_either_form(
+    monkeypatch: pytest.MonkeyPatch, keys: Mapping[str, object]
+) -> None:
+    monkeypatch.setenv("KV_ID", "kv")
+    monkeypatch.setenv("KV_KEY", "open sesame")
+
+    options = NixlStoreOptions.of_config({"backend": "OBJ", "bucket": "b", **keys})
+
+    assert options.read_keys() == ("kv", "open sesame")
+    assert "sesame" not in repr(options) + repr(options.read_keys())
+
+
+def test_keys_that_somebody_read_from_references_are_taken() -> None:
+    keys = {"access_key": RevealedSecret("kv"), "secret_key": RevealedSecret("open sesame")}
+
+    options = NixlStoreOptions.of_config({"backend": "OBJ", "bucket": "b", **keys})
+
+    assert options.read_keys() == ("kv", "open sesame")
+    assert "sesame" not in repr(options)

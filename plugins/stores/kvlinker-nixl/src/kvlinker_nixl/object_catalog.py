@@ -172,10 +172,11 @@ def _client_of(options: NixlStoreOptions) -> S3Store:
     }
     if options.endpoint:
         config["endpoint"] = options.endpoint
-    if options.access_key:
-        config["access_key_id"] = options.access_key
-    if options.secret_key is not None:
-        config["secret_access_key"] = options.secret_key.read("nixl store: secret_key")
+    name, key = options.read_keys()
+    if name:
+        config["access_key_id"] = name
+    if key:
+        config["secret_access_key"] = str(key)
     seconds = timedelta(seconds=options.connect_seconds)
     try:
         return ObstoreClient(

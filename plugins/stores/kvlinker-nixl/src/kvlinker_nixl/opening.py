@@ -204,8 +204,9 @@ def _object_params(options: NixlStoreOptions) -> Mapping[str, str]:
         params["endpoint_override"] = options.endpoint
         params["scheme"] = options.endpoint.partition("://")[0]
         params["use_virtual_addressing"] = "false"
-    if options.access_key:
-        params["access_key"] = options.access_key
-    if options.secret_key is not None:
-        params["secret_key"] = options.secret_key.read("nixl store: secret_key")
+    name, key = options.read_keys()
+    if name:
+        params["access_key"] = name
+    if key:
+        params["secret_key"] = str(key)
     return params

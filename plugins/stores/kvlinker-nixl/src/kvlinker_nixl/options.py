@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from kvlinker.errors import ContractError
 from kvlinker.quantities import parse_bytes
-from kvlinker.secret_references import SecretReference
+from kvlinker.secret_references import RevealedSecret, SecretReference
 from kvlinker.spelling import nearest_names
 
 __all__ = ["Backend", "FileIo", "NixlStoreOptions"]
@@ -114,10 +114,10 @@ class NixlStoreOptions:
     """OBJ: URL of a server of one's own."""
     region: str = "us-east-1"
     """OBJ: of the bucket."""
-    access_key: str = ""
-    """OBJ: the key's name; without, the libraries' own chains look for a key."""
-    secret_key: SecretReference | None = None
-    """OBJ: where the secret is to be read, `${env:NAME}` or `${file:/path}`."""
+    access_key: str | SecretReference = ""
+    """OBJ: the key's name, or where it is to be read; without, the libraries' own chains look for a key."""
+    secret_key: SecretReference | RevealedSecret | None = None
+    """OBJ: where the secret is to be read, `${env:NAME}` or `{"env": NAME}`, or of a file, `${file:/path}`."""
     staged: bool | None = None
     """Whether pages go through host memory of the store. Without, they are read and written where they are, which
     needs their memory registered. By default only GDS goes without."""
@@ -177,7 +177,6 @@ class NixlStoreOptions:
             "prefix": self.prefix,
             "endpoint": self.endpoint,
             "region": self.region,
-            "access_key": self.access_key,
         }
         for name, value in texts.items():
             if not isinstance(value, str):
@@ -188,6 +187,7 @@ class NixlStoreOptions:
         if not _PREFIX.fullmatch(self.prefix):
             msg = f"nixl store: prefix must be folders of letters, digits, '.', '_' and '-', got {self.prefix!r}"
             raise ContractError(msg)
+        object.__setattr__(self, "access_key", _access_key(self.access_key))
         object.__setattr__(self, "secret_key", _secret(self.secret_key))
 
     def _check_numbers(self) -> None:
@@ -226,6 +226,19 @@ class NixlStoreOptions:
     def is_staged(self) -> bool:
         """Whether pages go through host memory of the store."""
         return self.staged is True
+
+    def read_keys(self) -> tuple[str, str]:
+        """Return the name of the key and its secret as they are now, each empty where it is not given.
+
+        Raises:
+            StoreError: a reference leads to nothing.
+        """
+        name, secret = self.access_key, self.secret_key
+        if isinstance(name, SecretReference):
+            name = name.read("nixl store: access_key")
+        if isinstance(secret, SecretReference):
+            secret = RevealedSecret(secret.read("nixl store: secret_key"))
+        return name, secret or ""
 
     @property
     def place(self) -> str:
@@ -305,10 +318,20 @@ def _split(server: str) -> tuple[str, int]:
     return match["host"].strip("[]"), int(match["port"])
 
 
-def _secret(value: object) -> SecretReference | None:
-    if value is None or isinstance(value, SecretReference):
+def _access_key(value: object) -> str | SecretReference:
+    if isinstance(value, SecretReference):
         return value
-    reference = SecretReference.of_text(value) if isinstance(value, str) else None
+    found = SecretReference.of_value(value) or value
+    if not isinstance(found, str | SecretReference):
+        msg = f"nixl store: access_key must be a text, or say where one is, got a {type(value).__name__}"
+        raise ContractError(msg)
+    return found
+
+
+def _secret(value: object) -> SecretReference | RevealedSecret | None:
+    if value is None or isinstance(value, SecretReference | RevealedSecret):
+        return value
+    reference = SecretReference.of_value(value)
     if reference is None:
         msg = (
             "nixl store: secret_key must say where the secret is, ${env:NAME} or ${file:/path}: "
