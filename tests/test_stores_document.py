@@ -19,6 +19,14 @@ from kvlinker_sglang.options import parse_config
 
 DOCUMENT = (ROOT / "docs" / "stores.md").read_text(encoding="utf-8")
 JSON_BLOCKS = re.findall(r"^```json\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+README_BLOCKS = [
+    block
+    for readme in sorted((ROOT / "plugins" / "stores").glob("*/README.md"))
+    for block in re.findall(
+        r"^```json\n(.*?)^```", readme.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    if '"Rules"' not in block  # a bucket's, which no configuration has
+]
 CONSOLE_BLOCKS = re.findall(r"^```console\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
 LOCAL = {"memory": Path("/dev/shm"), "file": None}  # noqa: S108  # folders in it get names that nobody can guess
 """Stores that need no server, and where a folder for them is made; None for where temporary files are."""
@@ -71,7 +79,7 @@ def test_every_store_plugin_is_compared_in_the_table_of_promises() -> None:
     assert sorted(re.findall(r"`(\w+)`", head)) == provided_stores()
 
 
-@pytest.mark.parametrize("block", JSON_BLOCKS)
+@pytest.mark.parametrize("block", [*JSON_BLOCKS, *README_BLOCKS])
 def test_a_json_block_is_a_configuration_that_sglang_takes(
     block: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
