@@ -227,9 +227,10 @@ class MooncakeCluster:
             _kill(self._segments.pop())
 
     def stop_master(self) -> None:
-        """Let the master do nothing, with all its connections."""
+        """Let the master do nothing, with all its connections; return when each of its threads has stopped."""
         assert self._master is not None
         self._master.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._master.pid, os.WSTOPPED)
 
     def continue_master(self) -> None:
         """Let it go on."""
