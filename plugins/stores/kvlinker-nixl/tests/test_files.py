@@ -15,7 +15,7 @@ import pytest
 import xxhash
 from idle_time import busiest_thread
 
-from kvlinker.errors import StoreClosedError, StoreError, StoreFormatError
+from kvlinker.errors import StoreBusyError, StoreClosedError, StoreError, StoreFormatError
 from kvlinker.store import ReadStatus, Store
 from kvlinker.testing.shelves import Shelf, object_keys
 from kvlinker_nixl import NixlStoreOptions, open_nixl_store
@@ -281,6 +281,35 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(open_store: OpenStore)
 
     assert os.waitstatus_to_exitcode(status) == 0
     assert shelf.read(keys) == (OK, OK)
+
+
+def test_t2_a_file_that_is_open_is_refused_until_it_is_closed_whatever_children_do(
+    open_store: OpenStore,
+) -> None:
+    store = open_store()
+    with pytest.raises(StoreBusyError, match="is open already, and processes do not share one"):
+        open_store()
+    closer = os.fork()
+    if closer == 0:
+        store.close()
+        os._exit(0)
+    os.waitpid(closer, 0)
+    with pytest.raises(StoreBusyError, match="is open already"):
+        open_store()
+
+    ends, end = os.pipe()
+    keeper = os.fork()
+    if keeper == 0:  # it has the parent's descriptors for as long as it lives
+        os.close(end)
+        os.read(ends, 1)
+        os._exit(0)
+    try:
+        store.close()
+        open_store().close()
+    finally:
+        os.close(ends)
+        os.close(end)
+        os.waitpid(keeper, 0)
 
 
 def test_an_open_store_burns_no_core(open_store: OpenStore) -> None:

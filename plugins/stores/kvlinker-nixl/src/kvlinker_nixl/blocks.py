@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -36,6 +36,10 @@ class Block:
         )
         self.is_late = False
         """Whether a transfer may still touch it."""
+        self.loan: object = None
+        """Of the borrower, who gives it back unless a late transfer has it."""
+        self.then: Callable[[], object] | None = None
+        """What is done when the late transfer is over."""
 
     @property
     def size(self) -> int:
@@ -71,10 +75,12 @@ class Blocks:
             StoreError: a new one cannot be registered.
         """
         block = self.take(size)
+        loan = block.loan = object()
         try:
             yield block
         finally:
-            if not block.is_late:
+            # Else it was given back behind the late transfer, and may be somebody else's by now.
+            if block.loan is loan:
                 self.give(block)
 
     def take(self, size: int) -> Block:
@@ -103,9 +109,17 @@ class Blocks:
 
     def keep_until_over(self, transfer: Transfer, block: Block) -> None:
         """Take over a block that a transfer may touch, for as long as it may."""
-        block.is_late = True
         with self._lock:
+            block.is_late, block.loan = True, None
             self._late.append((transfer, block))
+
+    def when_over(self, block: Block, then: Callable[[], object]) -> None:
+        """Do something once no transfer touches a block any more: now, or behind a late one."""
+        with self._lock:
+            if block.is_late:
+                block.then = then
+                return
+        then()
 
     def sweep(self) -> int:
         """Let go of what late transfers are done with; return how many are left."""
@@ -115,7 +129,11 @@ class Blocks:
             left = len(self._late)
         for transfer, block in over:
             transfer.release()
-            block.is_late = False
+            with self._lock:
+                block.is_late = False
+                then, block.then = block.then, None
+            if then is not None:
+                then()
             self.give(block)
         return left
 

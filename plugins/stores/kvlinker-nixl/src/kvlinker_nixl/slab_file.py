@@ -88,6 +88,7 @@ class SlabFile(UsedBytes):
         self._layout = layout
         self._backed = [0] * layout.segments
         self._cuts = [0] * layout.segments
+        self._process = os.getpid()
         self._fd = _open(folder, self.path)
         self.transfer_fd = self._fd
         """What transfers go through: a descriptor of its own where they go past the page cache."""
@@ -152,6 +153,11 @@ class SlabFile(UsedBytes):
 
     def close(self) -> None:
         """Let another store have the file. Idempotent."""
+        if self._fd >= 0 and self._process == os.getpid():
+            with suppress(OSError):
+                fcntl.flock(
+                    self._fd, fcntl.LOCK_UN
+                )  # a forked child may have the descriptor for longer
         for descriptor in {self._fd, self.transfer_fd}:
             if descriptor >= 0:
                 with suppress(OSError):

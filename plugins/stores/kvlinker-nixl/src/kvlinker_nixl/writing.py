@@ -17,8 +17,9 @@ from kvlinker.frames import FrameLayout, encode_headers
 from kvlinker.named_values import parts_of
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
 from kvlinker_nixl.agents import Operation
+from kvlinker_nixl.blocks import Block
 from kvlinker_nixl.depots import EXISTS, Reservation
-from kvlinker_nixl.moving import descriptors
+from kvlinker_nixl.moving import LateTransferError, descriptors
 from kvlinker_nixl.pool_memory import pool_descriptors, range_sums
 from kvlinker_nixl.space import round_up
 from kvlinker_nixl.state import SlotState, checksum
@@ -150,13 +151,33 @@ class _Write:
                     work.batch, work.layout, positions[part], rows, memory, checksum=checksum
                 )
                 rows[:, size:] = 0
-                line.move(
-                    Operation.WRITE,
-                    descriptors(block.address + np.arange(count) * row_bytes, row_bytes, 0),
-                    descriptors(offsets[part], row_bytes, reservation.target.device),
-                    reservation.target,
-                    block=block,
-                )
+                addresses = block.address + np.arange(count) * row_bytes
+                self._write(work, reservation, (addresses, offsets[part]), row_bytes, block)
+
+    def _write(
+        self,
+        work: _Work,
+        reservation: Reservation,
+        places: tuple[IndexArray, IndexArray],
+        size: int,
+        block: Block,
+    ) -> None:
+        """Move as many bytes from addresses in a block to each offset; what is late keeps its room until it is over."""
+        line, target = self._state.writes, reservation.target
+        addresses, offsets = places
+        try:
+            line.move(
+                Operation.WRITE,
+                descriptors(addresses, size, 0),
+                descriptors(offsets, size, target.device),
+                target,
+                block=block,
+            )
+        except LateTransferError:
+            # Others would be written over in room that is given back.
+            work.reservation = None
+            line.blocks.when_over(block, lambda: self._state.depot.discard(reservation))
+            raise
 
     def _move_direct(
         self, work: _Work, reservation: Reservation, positions: IndexArray, offsets: IndexArray
@@ -177,13 +198,7 @@ class _Write:
         with line.blocks.borrow(headers.nbytes) as block:
             block.rows(*headers.shape)[:] = headers
             addresses = block.address + np.arange(len(headers)) * headers.shape[1]
-            line.move(
-                Operation.WRITE,
-                descriptors(addresses, headers.shape[1], 0),
-                descriptors(offsets, headers.shape[1], target.device),
-                target,
-                block=block,
-            )
+            self._write(work, reservation, (addresses, offsets), headers.shape[1], block)
 
     def _sums(self, batch: WriteBatch, positions: IndexArray) -> NDArray[np.uint64]:
         """Return checksums in the order of the layout's ranges: [objects, ranges]."""
