@@ -167,6 +167,7 @@ def test_t1_an_object_of_whose_header_all_answers_are_too_short_is_a_miss_and_st
     values.change = lambda key, _, found: found[:kept] if key == KEYS[1] else found
 
     assert shelf.read(KEYS) == (OK, MISS, OK)
+    assert shelf.store.stats().counters["missed"] == 1
 
     values.change = lambda _key, _start, found: found
     assert shelf.read(KEYS) == (OK,) * 3
@@ -232,10 +233,11 @@ def test_a_read_that_the_pools_refuse_fetches_no_more(shelf: Shelf) -> None:
     with shelf.open(KEYS) as session:
         for layer in (0, 1):
             shelf.read(KEYS, session=session, layer=layer)
-        with pytest.raises(TransferRevokedError):  # it holds the frames, and so the fetch
+        with pytest.raises(TransferRevokedError) as refused:
             session.read(shelf.layer_plan([32, 33, 34], 2), Refusing())
 
         assert dictionary(shelf).values.open_fetches == 0
+        assert refused.traceback  # whose frames would have kept the fetch
 
 
 def test_long_headers_are_read_a_few_at_a_time() -> None:
@@ -354,6 +356,7 @@ def test_an_object_of_another_layout_with_a_long_header_is_a_miss_and_stays() ->
         assert session.read(other.target, HostAccess()) == (MISS,)
 
     assert fresh.exists([key]) == (True,)
+    assert fresh.stats().counters["missed"] == 1
 
 
 def test_a_session_that_was_closed_and_a_plan_that_does_not_fit_are_refused(shelf: Shelf) -> None:

@@ -43,8 +43,3 @@ class StoreState:
         self.framed = FramedState(
             checksum=xxhash.xxh3_64_intdigest, blocks=blocks, counters=COUNTERS
         )
-
-    def close(self) -> None:
-        """Close both lanes. Idempotent."""
-        self.reads.close()
-        self.writes.close()

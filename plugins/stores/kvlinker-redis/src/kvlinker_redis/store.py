@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from kvlinker.device import DeviceAccess
 from kvlinker.errors import StoreError
-from kvlinker.framed_reads import FramedReadSession
-from kvlinker.store import (
-    ObjectKey,
-    ReadRequest,
-    ReadSession,
-    Store,
-    StoreCapabilities,
-    StoreStats,
-    WriteBatch,
-    WriteStatus,
-)
+from kvlinker.framed_store import FramedStore
+from kvlinker.store import ObjectKey, StoreStats, WriteBatch
 from kvlinker_redis.options import RedisStoreOptions
 from kvlinker_redis.replies import expect_number
 from kvlinker_redis.state import StoreState
@@ -32,7 +22,7 @@ _COUNTED_KEYS = 5 * _SCAN_COUNT
 """Up to so many keys in a database are counted one by one: whoever asks for figures asks again every few seconds."""
 
 
-class RedisStore(Store):
+class RedisStore(FramedStore):
     """Objects as values of a Redis server or cluster, whose limit on memory decides what is evicted."""
 
     def __init__(self, options: RedisStoreOptions) -> None:
@@ -42,7 +32,14 @@ class RedisStore(Store):
             StoreTimeoutError: it cannot be reached.
             StoreError: it refuses the connection, or is none that can be used.
         """
-        self._state = StoreState(options)
+        self._state = state = StoreState(options)
+        super().__init__(
+            reads=state.reads,
+            writes=state.writes,
+            values=state.read_values,
+            framed=state.framed,
+            max_object_bytes=MAX_OBJECT_BYTES,
+        )
         try:
             for lane in (self._state.reads, self._state.writes):
                 for _, (cluster, memory, size) in lane.run_everywhere(_QUESTIONS):
@@ -52,16 +49,6 @@ class RedisStore(Store):
         except BaseException:
             self.close()
             raise
-
-    @property
-    def capabilities(self) -> StoreCapabilities:
-        """See Store."""
-        return StoreCapabilities(
-            persistent=True,
-            shared=True,
-            ranged_reads=True,
-            max_object_bytes=MAX_OBJECT_BYTES,
-        )
 
     # ---- looking ------------------------------------------------------------------------------
 
@@ -97,27 +84,9 @@ class RedisStore(Store):
 
     # ---- moving -------------------------------------------------------------------------------
 
-    def write(
-        self,
-        batches: Sequence[WriteBatch],
-        memory: DeviceAccess,
-        *,
-        may_publish: Callable[[], bool],
-    ) -> tuple[tuple[WriteStatus, ...], ...]:
-        """See Store.
-
-        Raises:
-            StoreError: the server cannot be asked; nothing was published.
-        """
-        self._state.writes.check_open()
-        return RedisWrite(self._state, batches).run(memory, may_publish)
-
-    def open_read(self, request: ReadRequest) -> ReadSession:
-        """See Store."""
-        self._state.reads.check_open()
-        state = self._state
-        check_open = state.reads.check_open
-        return FramedReadSession(state.read_values, state.framed, request, check_open=check_open)
+    def begin_write(self, batches: Sequence[WriteBatch]) -> RedisWrite:
+        """See FramedStore."""
+        return RedisWrite(self._state, batches)
 
     # ---- removing -----------------------------------------------------------------------------
 
@@ -162,10 +131,6 @@ class RedisStore(Store):
                     break
                 step: Command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
                 cursor, names = _scanned(*lane.run_on(node, [step]))
-
-    def close(self) -> None:
-        """See Store; objects stay."""
-        self._state.close()
 
 
 def _check_kind(options: RedisStoreOptions, reply: Reply) -> None:

@@ -54,8 +54,3 @@ class StoreState:
         )
         self.creates = True
         """Whether the server knows writes that do not replace; until it says otherwise."""
-
-    def close(self) -> None:
-        """Close both lanes. Idempotent."""
-        self.reads.close()
-        self.writes.close()

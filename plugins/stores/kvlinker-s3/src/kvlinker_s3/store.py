@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kvlinker.device import DeviceAccess
-from kvlinker.framed_reads import FramedReadSession
+from kvlinker.framed_store import FramedStore
 from kvlinker.named_values import parts_of
-from kvlinker.store import (
-    ObjectKey,
-    ReadRequest,
-    ReadSession,
-    Store,
-    StoreCapabilities,
-    StoreStats,
-    WriteBatch,
-    WriteStatus,
-)
+from kvlinker.store import ObjectKey, StoreStats, WriteBatch
 from kvlinker_s3.figures import ListedFigures
 from kvlinker_s3.half_written import sweep
 from kvlinker_s3.options import S3StoreOptions
@@ -35,7 +25,7 @@ _LISTED = 1000
 """Names in one answer of a listing, and in one request to remove."""
 
 
-class S3Store(Store):
+class S3Store(FramedStore):
     """Objects of a bucket, a container or a directory, which nothing is evicted from."""
 
     def __init__(self, options: S3StoreOptions) -> None:
@@ -46,7 +36,14 @@ class S3Store(Store):
             StoreTimeoutError: the server cannot be reached.
             StoreError: it refuses, has no such bucket, or a secret is not where it should be.
         """
-        self._state = StoreState(options)
+        self._state = state = StoreState(options)
+        super().__init__(
+            reads=state.reads,
+            writes=state.writes,
+            values=state.read_values,
+            framed=state.framed,
+            max_object_bytes=MAX_OBJECT_BYTES,
+        )
         self._figures = ListedFigures(self._sizes)
         try:
             next(self._list(options.prefix), None)
@@ -55,16 +52,6 @@ class S3Store(Store):
         except BaseException:
             self.close()
             raise
-
-    @property
-    def capabilities(self) -> StoreCapabilities:
-        """See Store."""
-        return StoreCapabilities(
-            persistent=True,
-            shared=True,
-            ranged_reads=True,
-            max_object_bytes=MAX_OBJECT_BYTES,
-        )
 
     # ---- looking ------------------------------------------------------------------------------
 
@@ -104,27 +91,10 @@ class S3Store(Store):
 
     # ---- moving -------------------------------------------------------------------------------
 
-    def write(
-        self,
-        batches: Sequence[WriteBatch],
-        memory: DeviceAccess,
-        *,
-        may_publish: Callable[[], bool],
-    ) -> tuple[tuple[WriteStatus, ...], ...]:
-        """See Store.
-
-        Raises:
-            StoreError: the server cannot be asked; nothing was published.
-        """
+    def begin_write(self, batches: Sequence[WriteBatch]) -> S3Write:
+        """See FramedStore."""
         self._state.writes.check_up()
-        return S3Write(self._state, batches).run(memory, may_publish)
-
-    def open_read(self, request: ReadRequest) -> ReadSession:
-        """See Store."""
-        self._state.reads.check_open()
-        state = self._state
-        check_open = state.reads.check_open
-        return FramedReadSession(state.read_values, state.framed, request, check_open=check_open)
+        return S3Write(self._state, batches)
 
     # ---- removing -----------------------------------------------------------------------------
 
@@ -183,7 +153,3 @@ class S3Store(Store):
                 for item in page
                 if self._state.names.is_object(item["path"])
             ]
-
-    def close(self) -> None:
-        """See Store; objects stay."""
-        self._state.close()
