@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 import tracemalloc
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from zstandard import ZstdCompressor
 
-from kvlinker.device import HostAccess
+from kvlinker.device import DeviceAccess, HostAccess
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import ContractError, StoreContractError, StoreError, UnsupportedOperationError
 from kvlinker.keys import KeyNamespace
@@ -183,6 +184,39 @@ def test_compressed_and_plain_objects_are_never_read_as_each_other() -> None:
 
     assert compressed.read(first) == (MISS,)
     assert plain.read(second) == (MISS,)
+
+
+class Weighing(MemoryStore):
+    """Notes how much memory is in use when it is written to."""
+
+    used_bytes = 0
+
+    def write(
+        self,
+        batches: Sequence[WriteBatch],
+        memory: DeviceAccess,
+        *,
+        may_publish: Callable[[], bool],
+    ) -> tuple[tuple[WriteStatus, ...], ...]:
+        self.used_bytes, _ = tracemalloc.get_traced_memory()
+        return super().write(batches, memory, may_publish=may_publish)
+
+
+@pytest.mark.parametrize("spread", [1.0, None])
+def test_l13_host_memory_has_the_streams_of_a_call_once(spread: float | None) -> None:
+    inner = Weighing()
+    pool = Pool(CompressedStore(inner), pages=16)
+    if spread is None:  # noise is kept as it is
+        for i, row in enumerate(pool.source):
+            row[:] = np.random.default_rng(i).integers(0, 256, row.shape, dtype=np.uint8)
+    keys = object_keys(16)
+    tracemalloc.start()
+    try:
+        assert pool.write(keys) == (WRITTEN,) * 16
+    finally:
+        tracemalloc.stop()
+
+    assert inner.used_bytes < 1.3 * inner.stats().used_bytes
 
 
 def test_what_is_stored_is_neither_copied_nor_compressed_again() -> None:

@@ -52,7 +52,8 @@ class _Stream:
 
     batch: int
     position: int
-    pieces: Sequence[NDArray[np.uint8]]
+    pieces: list[NDArray[np.uint8]]
+    """Empty once they lie side by side: host memory has the streams of a call once, and not twice."""
     stream_bytes: int
     """With what fills it up to a length that a reader asks for."""
 
@@ -197,6 +198,7 @@ class CompressedStore(WrappedStore):
             rows = np.zeros((len(own), length), dtype=np.uint8)
             for row, stream in zip(rows, own, strict=True):
                 np.concatenate(stream.pieces, out=row[: sum(map(len, stream.pieces))])
+                stream.pieces.clear()
             yield (
                 rows,
                 WriteBatch(
