@@ -25,10 +25,10 @@ from kvlinker_mooncake.parts import CallPart
 from kvlinker_mooncake.reading import MooncakeReadSession, host_objects
 from kvlinker_mooncake.state import StoreState, checksum
 
-__all__ = ["FramedReadSession"]
+__all__ = ["StagedReadSession"]
 
 
-class FramedReadSession(MooncakeReadSession):
+class StagedReadSession(MooncakeReadSession):
     """Objects with a header in front of each; damaged ones are removed."""
 
     def __init__(self, state: StoreState, request: ReadRequest) -> None:

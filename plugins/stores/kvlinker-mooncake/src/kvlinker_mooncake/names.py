@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlinker.errors import ContractError
 from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES
+from kvlinker.named_values import digits_of_key, digits_of_namespace
 from kvlinker.store import ObjectKey
 
 __all__ = ["Names"]
@@ -27,10 +27,7 @@ class Names:
         Raises:
             ContractError: that is no object key.
         """
-        if len(key) != OBJECT_KEY_BYTES:
-            msg = f"an object key has {OBJECT_KEY_BYTES} bytes, got {len(key)}; build it with a KeyBuilder"
-            raise ContractError(msg)
-        digits = key.hex()
+        digits = digits_of_key(key)
         return f"{self._prefix}/{digits[:_SPLIT]}/{digits[_SPLIT:]}"
 
     def of_objects(self, keys: Sequence[ObjectKey]) -> list[str]:
@@ -43,11 +40,8 @@ class Names:
         Raises:
             ContractError: that is no namespace.
         """
-        if len(namespace) != NAMESPACE_BYTES:
-            msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; nothing was removed"
-            raise ContractError(msg)
         digits = 2 * (OBJECT_KEY_BYTES - NAMESPACE_BYTES)
-        return f"^{self._prefix}/{namespace.hex()}/[0-9a-f]{{{digits}}}$"
+        return f"^{self._prefix}/{digits_of_namespace(namespace)}/[0-9a-f]{{{digits}}}$"
 
     def is_object(self, name: str) -> bool:
         """Whether a name is one that an object of this store has."""

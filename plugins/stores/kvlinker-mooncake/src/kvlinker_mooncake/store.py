@@ -23,7 +23,7 @@ from kvlinker.store import (
 )
 from kvlinker_mooncake.client import Client
 from kvlinker_mooncake.cluster import count_objects
-from kvlinker_mooncake.framed_reading import FramedReadSession
+from kvlinker_mooncake.framed_reading import StagedReadSession
 from kvlinker_mooncake.options import MooncakeStoreOptions
 from kvlinker_mooncake.probing import reads_by_layer
 from kvlinker_mooncake.reading import DirectReadSession
@@ -144,7 +144,7 @@ class MooncakeStore(Store):
     def open_read(self, request: ReadRequest) -> ReadSession:
         """See Store."""
         self._state.client.calls.check_open()
-        kind = FramedReadSession if self._staged else DirectReadSession
+        kind = StagedReadSession if self._staged else DirectReadSession
         return kind(self._state, request)
 
     # ---- removing -----------------------------------------------------------------------------

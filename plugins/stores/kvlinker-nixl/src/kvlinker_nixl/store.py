@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvlinker.device import DeviceAccess
-from kvlinker.errors import ContractError
 from kvlinker.frames import header_bytes
-from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES
+from kvlinker.named_values import digits_of_key, digits_of_namespace
 from kvlinker.spans import MemoryRegion
 from kvlinker.store import (
     Hold,
@@ -142,9 +141,7 @@ class SlotStore(Store):
             ContractError: that is no namespace.
         """
         self._state.reads.check_open()
-        if len(namespace) != NAMESPACE_BYTES:
-            msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; nothing was removed"
-            raise ContractError(msg)
+        digits_of_namespace(namespace)
         return self._state.depot.clear(namespace)
 
     def close(self) -> None:
@@ -175,7 +172,5 @@ class _SlotHold(Hold):
 
 def _checked(keys: Sequence[ObjectKey]) -> Sequence[ObjectKey]:
     for key in keys:
-        if len(key) != OBJECT_KEY_BYTES:
-            msg = f"an object key has {OBJECT_KEY_BYTES} bytes, got {len(key)}; build it with a KeyBuilder"
-            raise ContractError(msg)
+        digits_of_key(key)
     return keys
