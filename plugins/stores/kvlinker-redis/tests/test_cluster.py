@@ -129,3 +129,24 @@ def test_a_cluster_is_no_single_server_and_a_server_no_cluster(
         open_store(server, cluster=True)
     with pytest.raises(StoreError, match="is a node of a cluster; set cluster to true"):
         open_store(nodes[0])
+
+
+def test_a_user_who_may_not_ask_for_the_clusters_nodes_is_told_what_to_allow(
+    nodes: list[RedisServer], open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KV_TEST_PASSWORD", "sesame")
+    rights = "on >sesame ~* +@read +@write +@connection +info"
+    for node in nodes:
+        node.client().execute_command("ACL SETUSER", "kv", *rights.split())
+    url = nodes[0].url.replace("redis://", "redis://kv:${env:KV_TEST_PASSWORD}@")
+
+    with pytest.raises(StoreError, match=r"allow its user \+cluster\|slots"):
+        open_store(nodes[0], url=url, cluster=True)
+    for node in nodes:
+        node.client().execute_command("ACL SETUSER", "kv", "+cluster|slots")
+    keys = object_keys(12)
+    shelf = Shelf(open_store(nodes[0], url=url, cluster=True))
+
+    assert shelf.write(keys) == (WRITTEN,) * 12
+    assert shelf.read(keys) == (OK,) * 12
+    assert all(shelf.store.delete(keys))

@@ -37,6 +37,9 @@ _IF_REFUSED = (
     "look at user, password and database in url, and name who signed a certificate as ca_file"
 )
 _IF_DOWN = "is it up, and does url begin with rediss:// where it speaks TLS, and redis:// where it does not?"
+_IF_NO_CLUSTER = (
+    "leave cluster out where the server is none of one, and else allow its user +cluster|slots"
+)
 
 
 class RedisLane(StoreLane):
@@ -165,7 +168,9 @@ class RedisLane(StoreLane):
                 raise StoreError(msg) from None  # the error itself says all that `said` leaves out
             if self._clock() >= deadline:
                 self.give_up()
-                msg = f"{self}: the server cannot be reached: {said(error)}; {_IF_DOWN}"
+                no_cluster = "Cluster mode is not enabled" in str(error)
+                hint = _IF_NO_CLUSTER if no_cluster else _IF_DOWN
+                msg = f"{self}: the server cannot be reached: {said(error)}; {hint}"
                 raise StoreTimeoutError(msg) from None
 
         return stop
