@@ -1,7 +1,8 @@
-"""Fixtures: peer servers in processes of their own, and stores that are closed after the test."""
+"""Fixtures: peer servers in processes of their own; where there is no NIXL, what needs it is skipped, and says so."""
 
 from __future__ import annotations
 
+import functools
 import sys
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,43 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from bucket_server import BucketServer
 from peer_process import PeerProcess
+
+from kvlinker.errors import StoreError
+from kvlinker_nixl.library import load_client
+
+_WITH_NIXL = {
+    "test_files",
+    "test_gds",
+    "test_kit",
+    "test_linker",
+    "test_objects",
+    "test_peers",
+    "test_soak",
+}
+"""Files of tests that move bytes by NIXL itself; those in other files have a client of their own."""
+
+
+@functools.cache
+def missing_reason() -> str:
+    """Return why NIXL is not there, or an empty text."""
+    try:
+        load_client()
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs NIXL before its servers are started."""
+    if item.path.stem in _WITH_NIXL and (reason := missing_reason()):
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def with_nixl() -> None:
+    """Skip a test that needs NIXL, in a file of others."""
+    if reason := missing_reason():
+        pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)

@@ -155,6 +155,9 @@ def test_t3_a_full_disk_makes_writes_full_and_reads_go_on(tmp_path: Path) -> Non
     mount = 'mount -t tmpfs -o size=3m,mode=700 none "$0" && exec "$@"'
     script = Path(__file__).with_name("full_disk.py")
     command = ["/usr/bin/env", "unshare", "-rm", "sh", "-c", mount, str(tmp_path)]
+    tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {tried.stderr.strip()}")
 
     done = subprocess.run(
         [*command, sys.executable, str(script), str(tmp_path)],

@@ -73,6 +73,7 @@ def test_pages_go_through_host_memory_unless_the_backend_is_for_device_memory() 
     assert ways == {backend: not backend.is_gds for backend in Backend}
 
 
+@pytest.mark.usefixtures("with_nixl")
 @pytest.mark.parametrize("backend", [Backend.GDS, Backend.GDS_MT])
 def test_gds_without_its_libraries_says_what_it_needs_and_what_does_without(
     tmp_path: Path, backend: Backend
@@ -113,6 +114,7 @@ def test_an_older_client_is_refused_with_the_calls_that_it_lacks(
         load_client(["old_nixl"])
 
 
+@pytest.mark.usefixtures("with_nixl")
 def test_the_client_says_nothing_on_the_standard_output_and_changes_no_global_setting(
     tmp_path: Path,
 ) -> None:
