@@ -311,6 +311,22 @@ class _PiecewiseStore(WrappedStore):
         return _PiecewiseSession(super().open_read(request), spans=self._spans)
 
 
+def test_two_copies_in_pieces_have_no_block_alike_and_both_open() -> None:
+    near, far = MemoryStore(), MemoryStore()
+    tiers = TieredStore(_PiecewiseStore(near, spans=2), _PiecewiseStore(far, spans=2))
+    shelf = Shelf(EncryptedStore(tiers, SECRET), page_bytes=PAGE)
+    keys = object_keys(2)
+
+    shelf.stock(keys)
+
+    for key in keys:
+        first, second = near.payload(key), far.payload(key)
+        assert not any(first[at : at + 16] in second for at in range(0, len(first) - 16, 16))
+    assert shelf.read(keys) == (OK, OK)
+    near.delete(keys)
+    assert shelf.read(keys) == (OK, OK)
+
+
 @pytest.mark.parametrize("spans", [1, 2, 3])
 def test_ranges_that_a_store_copies_in_pieces_are_filled_once_all_of_their_blocks_opened(
     spans: int,

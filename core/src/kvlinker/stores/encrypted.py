@@ -180,7 +180,9 @@ class _SealedBatch:
     ) -> None:
         self._sealer, self._source, self._memory = sealer, batch, memory
         self._layout = BlockLayout(object_bytes=batch.plan.object_bytes)
-        self._sealed: dict[int, SealedObject] = {}
+        self._lock = threading.Lock()
+        self._sealed: dict[int, tuple[SealedObject, set[int]]] = {}
+        """Pages to the ciphers of their parts, and the blocks that were sealed with them."""
         blocks = np.arange(self._layout.blocks, dtype=np.int64)
         plan = self._layout.frame_plan(
             batch.plan.pool, batch.plan.num_pages, blocks, base=_BASE * (number + 1)
@@ -210,7 +212,7 @@ class _SealedBatch:
     ) -> None:
         """Put the frames of some blocks of an object where the store wants them."""
         is_whole = len(blocks) == self._layout.blocks
-        sealed = self._new(page) if is_whole else self._object(page)
+        sealed = self._new(page) if is_whole else self._part_of(page, blocks)
         for block in blocks:
             first, last = self._layout.place(block)
             frame = np.frombuffer(sealed.frame(block, row[first:last]), dtype=np.uint8)
@@ -221,11 +223,15 @@ class _SealedBatch:
         """Return a cipher that no copy had before: pool memory may hold other bytes at the next one."""
         return self._sealer.seal(self._source.keys[page], self._source.fingerprint, self._layout)
 
-    def _object(self, page: int) -> SealedObject:
-        """Return the cipher of a page that is copied part by part, the same for all of them."""
-        if page not in self._sealed:
-            self._sealed[page] = self._new(page)
-        return self._sealed[page]
+    def _part_of(self, page: int, blocks: Sequence[int]) -> SealedObject:
+        """Return the cipher of a page that is copied part by part: the same until a block comes again."""
+        with self._lock:  # a store may copy from several threads at once
+            sealed, done = self._sealed.get(page, (None, set[int]()))
+            if sealed is None or not done.isdisjoint(blocks):
+                sealed, done = self._new(page), set()
+                self._sealed[page] = sealed, done
+            done.update(blocks)
+        return sealed
 
 
 class _SealingAccess(DeviceAccess):
