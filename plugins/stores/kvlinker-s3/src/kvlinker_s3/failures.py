@@ -44,7 +44,13 @@ class Failure(Enum):
 
 def failure_of(error: Exception) -> Failure:
     """Return what an error of the library says, which has been through its retries."""
-    from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
+    from obstore.exceptions import (
+        AlreadyExistsError,
+        NotSupportedError,
+        PermissionDeniedError,
+        PreconditionError,
+        UnauthenticatedError,
+    )
 
     text = str(error)
     found = _STATUS.search(text)
@@ -60,6 +66,7 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, NotSupportedError) or status == _NOT_IMPLEMENTED:
         return Failure.NOT_IMPLEMENTED
     is_answered = status is not None and 400 <= status < 500 and status != _TOO_MANY  # noqa: PLR2004  # HTTP's classes
+    is_answered = is_answered or isinstance(error, AlreadyExistsError | PreconditionError)
     is_local = "LocalFileSystem" in text or isinstance(error, OSError)
     return Failure.ODD if is_answered or is_local else Failure.DOWN
 

@@ -114,6 +114,8 @@ def put(name: str, value: memoryview, *, replace: bool) -> Request[Put]:
         try:
             client.put(name, value, use_multipart=False, mode="overwrite" if replace else "create")
         except (AlreadyExistsError, PreconditionError):
+            if replace:  # no condition was made: it is the server that lets nobody write there
+                raise
             return Put.EXISTS
         except (BaseError, OSError) as error:
             failure = failure_of(error)
