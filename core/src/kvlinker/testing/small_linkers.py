@@ -14,11 +14,46 @@ from kvlinker.store import Store
 from kvlinker.testing.pools import FakePools, Family, fake_group
 from kvlinker.testing.verdicts import fail
 
-__all__ = ["SmallLinker"]
+__all__ = ["SmallLinker", "load_pages", "offload_pages"]
 
 _PAGES = 16
 _FIRST_LOADED = 8
 _DEADLINE_S = 60.0
+
+
+def offload_pages(linker: Linker, pools: FakePools, keys: Sequence[bytes]) -> bool:
+    """Store the first pages of the pools, and return what the completion says; False where it is not accepted.
+
+    Raises:
+        AssertionError: it does not complete.
+    """
+    transfers = pools.page_transfers(keys, {"kv": range(len(keys))})
+    pools.fill(transfers)
+    if not linker.offload(transfers):
+        return False
+    end = time.monotonic() + _DEADLINE_S
+    while not linker.num_completed_offloads():
+        if time.monotonic() > end:
+            fail(f"an offload of {len(keys)} pages did not complete within {_DEADLINE_S} s")
+        time.sleep(0.001)
+    return linker.pop_completed_offload()
+
+
+def load_pages(linker: Linker, pools: FakePools, keys: Sequence[bytes], *, rid: str) -> bool:
+    """Load pages that were looked up, from page 8 on, and return whether they came.
+
+    Raises:
+        AssertionError: they came, and one of them is wrong.
+    """
+    pages = range(_FIRST_LOADED, _FIRST_LOADED + len(keys))
+    transfers = pools.page_transfers(keys, {"kv": pages})
+    pools.memory.poison()
+    if not linker.load(rid, transfers):
+        return False
+    has_landed = linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
+    if has_landed and (wrong := pools.wrong_pages(transfers)):
+        fail(f"a load that landed left wrong pages: {wrong}")
+    return has_landed
 
 
 class SmallLinker:
@@ -38,16 +73,7 @@ class SmallLinker:
 
     def offload(self, keys: Sequence[bytes]) -> bool:
         """Store pages, and return what the completion says."""
-        transfers = self.pools.page_transfers(keys, {"kv": range(len(keys))})
-        self.pools.fill(transfers)
-        if not self.linker.offload(transfers):
-            return False
-        end = time.monotonic() + _DEADLINE_S
-        while not self.linker.num_completed_offloads():
-            if time.monotonic() > end:
-                fail(f"an offload of {len(keys)} pages did not complete within {_DEADLINE_S} s")
-            time.sleep(0.001)
-        return self.linker.pop_completed_offload()
+        return offload_pages(self.linker, self.pools, keys)
 
     def lookup(self, keys: Sequence[bytes]) -> list[int]:
         """Return the boundaries that can be restored, for a new request."""
@@ -64,16 +90,7 @@ class SmallLinker:
         Raises:
             AssertionError: they came, and one of them is wrong.
         """
-        pages = range(_FIRST_LOADED, _FIRST_LOADED + len(keys))
-        transfers = self.pools.page_transfers(keys, {"kv": pages})
-        self.pools.memory.poison()
-        if not self.linker.load(self._rid, transfers):
-            return False
-        index = self.linker.start_layer_wise_loading()
-        has_landed = self.linker.finish_layer_wise_loading(index)
-        if has_landed and (wrong := self.pools.wrong_pages(transfers)):
-            fail(f"a load that landed left wrong pages: {wrong}")
-        return has_landed
+        return load_pages(self.linker, self.pools, keys, rid=self._rid)
 
     def close(self) -> None:
         """Close the linker; the store stays open. Idempotent."""

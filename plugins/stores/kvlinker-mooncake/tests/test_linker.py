@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -16,6 +16,7 @@ from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker, LinkerOptions
 from kvlinker.store import Store
 from kvlinker.testing import FakePools, Family, fake_group, page_keys
+from kvlinker.testing.small_linkers import load_pages, offload_pages
 
 DEADLINE_S = 60.0
 _OFFLOADER = """
@@ -43,35 +44,13 @@ def linked(store: Store, family: Family) -> Iterator[tuple[Linker, FakePools]]:
         linker.close()
 
 
-def offload(linker: Linker, pools: FakePools, keys: Sequence[bytes]) -> bool:
-    """Store pages, and return what the completion says."""
-    transfers = pools.page_transfers(keys, {"kv": range(len(keys))})
-    pools.fill(transfers)
-    assert linker.offload(transfers)
-    end = time.monotonic() + DEADLINE_S
-    while not linker.num_completed_offloads():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-    return linker.pop_completed_offload()
-
-
-def load(linker: Linker, pools: FakePools, keys: Sequence[bytes]) -> bool:
-    """Load pages that were looked up, and return whether they came; those that came are right."""
-    transfers = pools.page_transfers(keys, {"kv": range(8, 8 + len(keys))})
-    pools.memory.poison()
-    assert linker.load("request", transfers)
-    has_landed = linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
-    assert not has_landed or pools.wrong_pages(transfers) == ()
-    return has_landed
-
-
 def offload_and_leave(options: dict[str, object], family: str) -> None:
     """Store four pages and end, as another process."""
     import kvlinker_mooncake  # noqa: PLC0415  # in the process that needs it
 
     store = kvlinker_mooncake.open_store(options)
     with linked(store, Family(family)) as (linker, pools):
-        stored = offload(linker, pools, page_keys(4))
+        stored = offload_pages(linker, pools, page_keys(4))
     store.close()
     sys.stdout.write(f"{stored}\n")
 
@@ -94,7 +73,7 @@ def test_pages_of_one_process_are_loaded_by_another(
 
     with linked(open_quickly(**kind), family) as (linker, pools):
         assert linker.lookup("request", pools.lookup_transfers(keys)) == [1, 2, 3, 4]
-        assert load(linker, pools, keys)
+        assert load_pages(linker, pools, keys, rid="request")
 
 
 def test_b71_a_master_that_goes_between_lookup_and_load_fails_the_load_and_is_used_when_it_is_back(
@@ -103,17 +82,17 @@ def test_b71_a_master_that_goes_between_lookup_and_load_fails_the_load_and_is_us
     keys, more = page_keys(4), page_keys(2, chain="more")
     store = open_store(own_cluster, pause_seconds=0.1)
     with linked(store, Family.MHA) as (linker, pools):
-        assert offload(linker, pools, keys)
+        assert offload_pages(linker, pools, keys)
         assert linker.lookup("request", pools.lookup_transfers(keys)) == [1, 2, 3, 4]
 
         own_cluster.kill_master()
-        assert not load(linker, pools, keys)
+        assert not load_pages(linker, pools, keys, rid="request")
         assert linker.lookup("again", pools.lookup_transfers(keys)) == []
-        assert not offload(linker, pools, more)
+        assert not offload_pages(linker, pools, more)
         own_cluster.start_master()
 
         end = time.monotonic() + DEADLINE_S
-        while not offload(linker, pools, keys):
+        while not offload_pages(linker, pools, keys):
             assert time.monotonic() < end
             time.sleep(0.1)
         assert linker.lookup("once more", pools.lookup_transfers(keys)) == [1, 2, 3, 4]

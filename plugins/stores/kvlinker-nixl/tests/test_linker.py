@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker, LinkerOptions
 from kvlinker.store import Store
 from kvlinker.testing import FakePools, Family, HostMemory, fake_group, page_keys
+from kvlinker.testing.small_linkers import load_pages, offload_pages
 from kvlinker_nixl import NixlStoreOptions, open_nixl_store
 
 DEADLINE_S = 60.0
@@ -43,28 +44,6 @@ def make_linker() -> Iterator[MakeLinker]:
         store.close()
 
 
-def offload(linker: Linker, pools: FakePools, keys: Sequence[bytes]) -> bool:
-    """Store pages, and return what the completion says."""
-    transfers = pools.page_transfers(keys, {"kv": range(len(keys))})
-    pools.fill(transfers)
-    assert linker.offload(transfers)
-    end = time.monotonic() + DEADLINE_S
-    while not linker.num_completed_offloads():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-    return linker.pop_completed_offload()
-
-
-def load(linker: Linker, pools: FakePools, keys: Sequence[bytes]) -> bool:
-    """Load pages that were looked up, and return whether they came; those that came are right."""
-    transfers = pools.page_transfers(keys, {"kv": range(8, 8 + len(keys))})
-    pools.memory.poison()
-    assert linker.load("request", transfers)
-    has_landed = linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
-    assert not has_landed or pools.wrong_pages(transfers) == ()
-    return has_landed
-
-
 @pytest.mark.parametrize("staged", [True, False])
 def test_pages_are_restored_from_the_file_by_the_next_engine(
     tmp_path: Path, make_linker: MakeLinker, *, staged: bool
@@ -77,13 +56,13 @@ def test_pages_are_restored_from_the_file_by_the_next_engine(
 
     first = open_store()
     linker, pools = make_linker(first)
-    assert offload(linker, pools, keys)
+    assert offload_pages(linker, pools, keys)
     linker.close()
     first.close()
 
     other, others = make_linker(open_store())
     assert other.lookup("request", others.lookup_transfers(keys)) == [1, 2, 3, 4]
-    assert load(other, others, keys)
+    assert load_pages(other, others, keys, rid="request")
 
 
 @pytest.mark.parametrize("staged", [True, False])
@@ -95,10 +74,10 @@ def test_pages_of_one_engine_are_restored_by_another_from_the_memory_of_a_server
     linker, pools = make_linker(open_nixl_store(NixlStoreOptions.of_config(config)))
     other, others = make_linker(open_nixl_store(NixlStoreOptions.of_config(config)))
 
-    assert offload(linker, pools, keys)
+    assert offload_pages(linker, pools, keys)
 
     assert other.lookup("request", others.lookup_transfers(keys)) == [1, 2, 3, 4]
-    assert load(other, others, keys)
+    assert load_pages(other, others, keys, rid="request")
 
 
 def test_b87_a_server_that_is_restarted_between_lookup_and_load_fails_the_load_and_is_used_again(
@@ -112,15 +91,15 @@ def test_b87_a_server_that_is_restarted_between_lookup_and_load_fails_the_load_a
     }
     keys = page_keys(4)
     linker, pools = make_linker(open_nixl_store(NixlStoreOptions.of_config(config)))
-    assert offload(linker, pools, keys)
+    assert offload_pages(linker, pools, keys)
     assert linker.lookup("request", pools.lookup_transfers(keys)) == [1, 2, 3, 4]
 
     peer.kill()
     peer.start()
 
-    assert not load(linker, pools, keys)
+    assert not load_pages(linker, pools, keys, rid="request")
     end = time.monotonic() + DEADLINE_S
-    while not offload(linker, pools, keys):
+    while not offload_pages(linker, pools, keys):
         assert time.monotonic() < end
     while linker.lookup("again", pools.lookup_transfers(keys)) != [1, 2, 3, 4]:
         assert time.monotonic() < end
