@@ -36,7 +36,7 @@ from kvlinker.stores.compression import (
 )
 from kvlinker.stores.host_pages import plan_of_rows, slots_of
 from kvlinker.stores.stream_lengths import MAX_STREAM_BYTES, StreamLengths, cells_of
-from kvlinker.stores.wrapped import WrappedStore, counting
+from kvlinker.stores.wrapped import WrappedStore, check_takes_other_bytes, counting
 
 __all__ = ["CompressedStore"]
 
@@ -81,13 +81,8 @@ class CompressedStore(WrappedStore):
         if self._item_bytes not in ITEM_BYTES:
             msg = f"item_bytes must be one of {', '.join(map(str, ITEM_BYTES))}, got {item_bytes}"
             raise ContractError(msg)
+        check_takes_other_bytes(store, done="compressed", do="compress")
         able = store.capabilities
-        if able.device_memory or able.registers_memory or able.max_ranges_per_call is not None:
-            msg = (
-                f"{type(store).__name__} moves pool memory itself, or bounds the ranges of a call, and so cannot be "
-                f"given compressed objects; compress another store"
-            )
-            raise ContractError(msg)
         self._counts = EventCounts(_EVENTS)
         self._streams = StoredStreams(store, StreamLengths(), self._counts)
         limit = MAX_STREAM_BYTES if able.max_object_bytes is None else able.max_object_bytes

@@ -43,7 +43,7 @@ from kvlinker.stores.sealing import (
     blocks_of,
     salt_of,
 )
-from kvlinker.stores.wrapped import WrappedStore, counting
+from kvlinker.stores.wrapped import WrappedStore, check_takes_other_bytes, counting
 
 __all__ = ["EncryptedStore"]
 
@@ -68,13 +68,8 @@ class EncryptedStore(WrappedStore):
         """
         super().__init__(store)
         _check_installed()
+        check_takes_other_bytes(store, done="encrypted", do="encrypt")
         able = store.capabilities
-        if able.device_memory or able.registers_memory or able.max_ranges_per_call is not None:
-            msg = (
-                f"{type(store).__name__} moves pool memory itself, or bounds the ranges of a call, and so cannot be "
-                f"given encrypted objects; encrypt another store"
-            )
-            raise ContractError(msg)
         self._sealer = Sealer(secret)
         self._counts = EventCounts(_EVENTS)
         limit = able.max_object_bytes

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from kvlinker.device import DeviceAccess
+from kvlinker.errors import ContractError
 from kvlinker.guard import checked_flags, checked_write
 from kvlinker.spans import MemoryRegion
 from kvlinker.store import (
@@ -20,7 +21,7 @@ from kvlinker.store import (
     WriteStatus,
 )
 
-__all__ = ["WrappedStore", "counting"]
+__all__ = ["WrappedStore", "check_takes_other_bytes", "counting"]
 
 
 def counting(stats: StoreStats, counts: Mapping[str, int]) -> StoreStats:
@@ -29,6 +30,26 @@ def counting(stats: StoreStats, counts: Mapping[str, int]) -> StoreStats:
     for event, count in counts.items():
         counters[event] = counters.get(event, 0) + count
     return replace(stats, counters=counters)
+
+
+def check_takes_other_bytes(store: Store, *, done: str, do: str) -> None:
+    """Refuse a store that cannot be given other bytes than the pools hold.
+
+    Args:
+        store: that is to be wrapped.
+        done: what the objects are, such as "encrypted".
+        do: the same as what to do, such as "encrypt".
+
+    Raises:
+        ContractError: it needs the pools' own memory, or bounds the ranges of a call.
+    """
+    able = store.capabilities
+    if able.device_memory or able.registers_memory or able.max_ranges_per_call is not None:
+        msg = (
+            f"{type(store).__name__} moves pool memory itself, or bounds the ranges of a call, and so cannot be "
+            f"given {done} objects; {do} another store"
+        )
+        raise ContractError(msg)
 
 
 class WrappedStore(Store):
