@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -28,6 +29,7 @@ __all__ = ["CAPACITY", "INNERS", "Inner", "Place"]
 
 CAPACITY = 4 << 20
 """Of those that have one."""
+_LIMIT_SECONDS = 60.0
 _KEY_AT = 32
 """Where the key is in the header of a frame."""
 
@@ -59,20 +61,25 @@ def payloads_in(raw: bytes, name: ObjectKey) -> Iterator[int]:
         at = raw.find(name, at + 1)
 
 
+def places_in(folders: Sequence[Path], name: ObjectKey) -> list[tuple[Path, int, int]]:
+    """Return in which files the payloads of all frames of a name begin, at which byte, and what it is."""
+    found = []
+    for path in (path for folder in folders for path in folder.rglob("*") if path.is_file()):
+        raw = path.read_bytes()
+        found += [(path, at, raw[at]) for at in payloads_in(raw, name)]
+    return found
+
+
 def flip_in_files(*folders: Path) -> Callable[[ObjectKey], None]:
     """Return what changes an object wherever it lies in some folders."""
 
     def flip(name: ObjectKey) -> None:
-        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-        found = 0
-        for path in files:
-            raw = path.read_bytes()
-            for at in payloads_in(raw, name):
-                found += 1
-                with path.open("r+b") as file:
-                    file.seek(at)
-                    file.write(bytes([raw[at] ^ 1]))
-        assert found, f"no frame of {name.hex()} in {len(files)} files"
+        places = places_in(folders, name)
+        assert places, f"no frame of {name.hex()} in {folders}"
+        for path, at, value in places:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes([value ^ 1]))
 
     return flip
 
@@ -110,6 +117,23 @@ def in_tiers(_request: pytest.FixtureRequest, folder: Path) -> Iterator[Inner]:
     memory = {"memory": {"path": str(near / "store"), "capacity": "2MiB"}}
     stores = [memory, _file(folder / "far")]
     yield Inner(config={"tiers": {"stores": stores}}, flip=flip_in_files(near, folder))
+    shutil.rmtree(near)
+
+
+def in_tiers_that_write_back(_request: pytest.FixtureRequest, folder: Path) -> Iterator[Inner]:
+    """Yield memory that outlives its processes in front of files, which get what is written behind that."""
+    near = _in_memory()
+    memory = {"memory": {"path": str(near / "store"), "capacity": "2MiB", "keep": True}}
+    options = {"stores": [memory, _file(folder / "far")], "write": "back"}
+
+    def flip(name: ObjectKey) -> None:
+        end = time.monotonic() + _LIMIT_SECONDS
+        while not places_in([folder], name):  # before it is far, it would come there as it was
+            assert time.monotonic() < end, f"{name.hex()} is not far"
+            time.sleep(0.01)
+        flip_in_files(near, folder)(name)
+
+    yield Inner(config={"tiers": options}, flip=flip)
     shutil.rmtree(near)
 
 
@@ -200,6 +224,7 @@ INNERS: Mapping[str, Place] = {
     "file": in_files,
     "memory": in_memory,
     "tiers": in_tiers,
+    "written_back": in_tiers_that_write_back,
     "encrypted": in_sealed_files,
     "compressed": in_packed_files,
     "directory": in_a_directory,
