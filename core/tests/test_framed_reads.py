@@ -159,7 +159,7 @@ def test_t1_b81_what_was_cut_off_before_it_is_read_is_never_ok(shelf: Shelf, kep
     assert shelf.read(KEYS) == (OK, CORRUPT if kept else MISS, OK)
 
 
-@pytest.mark.parametrize("kept", [PREFIX_BYTES, HEADER - 1])
+@pytest.mark.parametrize("kept", [0, PREFIX_BYTES - 1, PREFIX_BYTES, HEADER - 1])
 def test_t1_an_object_of_whose_header_all_answers_are_too_short_is_a_miss_and_stays(
     shelf: Shelf, kept: int
 ) -> None:

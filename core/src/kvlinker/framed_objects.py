@@ -182,6 +182,8 @@ def sort_values(
     for at, (raw, length, ranges) in enumerate(zip(beginnings, lengths, counts, strict=True)):
         if raw is None or not length:
             look.absent.append(at)
+        elif tells_cut and len(raw) < PREFIX_BYTES <= length:
+            look.cut[at] = PREFIX_BYTES  # it is the answer that is short, and not the value
         elif not ranges:
             look.damaged.append(at)
         elif len(raw) < header_bytes(ranges):
