@@ -142,7 +142,7 @@ FAILING: dict[str, tuple[Rule, str, str]] = {
     "second layer fails": (
         Rule(call=Call.READ, fault=Report(status=ReadStatus.FAILED), first=2),
         "ranged get",
-        "answered failed",
+        "answered failed; what the store has logged says why",
     ),
     "ranged bytes are wrong": (
         Rule(call=Call.READ, fault=FlipBytes(), times=1),

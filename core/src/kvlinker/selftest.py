@@ -206,7 +206,7 @@ class _Trial:
             ((status,),) = self._store.write([batch], HostAccess(), may_publish=may_publish)
         if status is WriteStatus.FULL:
             raise StoreFullError(self._no_room())
-        _expect(status is WriteStatus.WRITTEN, f"answered {status.value}")
+        _expect(status is WriteStatus.WRITTEN, _answered(status))
         _expect(bool(asked), "published without asking")
 
     def _no_room(self) -> str:
@@ -235,12 +235,17 @@ class _Trial:
         with self._store.open_read(request) as session:
             for plan in plans:
                 (status,) = checked_read(self._store.name, session, plan, HostAccess())
-                _expect(status is ReadStatus.OK, f"answered {status.value}")
+                _expect(status is ReadStatus.OK, _answered(status))
         _expect(np.array_equal(self._rows[:, 0], self._rows[:, 1]), "read other bytes than written")
 
     def _delete(self) -> None:
         self._store.delete(self._keys)
         self._expect_exists((False,))
+
+
+def _answered(status: WriteStatus | ReadStatus) -> str:
+    has_failed = status in {WriteStatus.FAILED, ReadStatus.FAILED}
+    return f"answered {status.value}{'; what the store has logged says why' if has_failed else ''}"
 
 
 def _expect(is_right: object, problem: str) -> None:

@@ -144,7 +144,7 @@ def test_a_secret_is_in_no_message(
         open_store(bucket)
     monkeypatch.setenv("KV_NIXL_TEST_SECRET", "hunter2 hunter2")
 
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StoreError, match="look at bucket, endpoint, region and keys") as caught:
         open_store(bucket, bucket="no-such-bucket")
 
     assert "hunter2" not in f"{caught.value!r}{NixlStoreOptions(backend='OBJ', bucket='b')!r}"  # type: ignore[arg-type]  # as configurations say it

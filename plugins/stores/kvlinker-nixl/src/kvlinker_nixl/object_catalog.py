@@ -149,7 +149,7 @@ class ObjectCatalog(StoreLane):
                 return list(self._threads.map(ask, asked))
             except (BaseError, OSError) as error:
                 self.give_up()
-                msg = f"{self}: the server cannot be asked: {_brief(error)}"
+                msg = f"{self}: the server cannot be asked: {_brief(error)}; look at bucket, endpoint, region and keys"
                 raise StoreTimeoutError(msg) from None
 
         return self.guarded(answers)
@@ -197,4 +197,7 @@ def _client_of(options: NixlStoreOptions) -> S3Store:
 
 
 def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MAX_TEXT]
+    text = str(error).split("Debug source:", maxsplit=1)[
+        0
+    ]  # behind it, the library shows its own structure
+    return " ".join(text.split())[:_MAX_TEXT]
