@@ -152,6 +152,28 @@ def test_what_finds_no_room_is_full_and_blocks_are_used_again(store: DictionaryS
     assert shelf.write(keys) == (EXISTS,) * 3 + (WRITTEN,) * 2
 
 
+def test_all_batches_of_a_call_share_the_room_in_host_memory(store: DictionaryStore) -> None:
+    shelf = Shelf(store, page_bytes=1 << 20)
+    first, second = object_keys(2), object_keys(2, chain="second")
+    batches = [shelf.batch(first), shelf.batch(second)]
+
+    statuses = store.write(batches, shelf.access, may_publish=allow)
+
+    assert statuses == ((WRITTEN, WRITTEN), (WRITTEN, FULL))
+
+
+def test_t4_what_is_found_stands_at_the_positions_that_were_asked_for(
+    store: DictionaryStore, shelf: Shelf
+) -> None:
+    keys = object_keys(4)
+    shelf.stock(keys[2:3])
+    write = DictionaryWrite(store, [shelf.batch(keys)])
+
+    assert write.found(write.works[0], [1, 2, 3]) == {2}
+    assert write.found(write.works[0], [3, 1]) == set()
+    assert write.found(write.works[0], []) == set()
+
+
 @pytest.mark.parametrize("may_be_read", [False, True])
 def test_a_block_that_somebody_may_still_read_is_not_used_again(
     store: DictionaryStore, shelf: Shelf, *, may_be_read: bool
