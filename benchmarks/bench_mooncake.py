@@ -16,7 +16,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,15 @@ import numpy as np
 from measuring import Row, Scale, missing_peer, run_script
 from numpy.typing import NDArray
 from pages import MIB
-from remote_stores import SHAPES, Contest, RawClient, Shape, measure_lookup, measure_shape
+from remote_stores import (
+    SHAPES,
+    Contest,
+    RawClient,
+    Shape,
+    measure_lookup,
+    measure_shape,
+    wait_for_port,
+)
 
 from kvlinker_mooncake import MooncakeStore, MooncakeStoreOptions
 from kvlinker_mooncake import raw_client as mooncake
@@ -35,7 +42,6 @@ TOPIC = "Mooncake store"
 CLIENT = "Mooncake's client, the same ranges"
 BUFFERS = 960
 SEGMENT_BYTES = 1 << 30
-START_SECONDS = 30.0
 LEASE_MS = 500
 """Short: what was read is removed when a shape is done, and nothing is removed that is leased."""
 CLONE_NEWNET = 0x40000000
@@ -97,7 +103,7 @@ def cluster() -> Iterator[str]:
             [str(binary), "--rpc_address=127.0.0.1", *settings], stdout=nowhere, stderr=nowhere
         )
         try:
-            _wait_for(port)
+            wait_for_port(port)
             address = f"127.0.0.1:{port}"
             with subprocess.Popen(
                 [sys.executable, "-c", SEGMENT, address, str(SEGMENT_BYTES)],
@@ -121,19 +127,6 @@ def _wait_for_word(stream: IO[bytes] | None) -> None:
         if not line:
             message = "the segment did not join"
             raise FileNotFoundError(message)
-
-
-def _wait_for(port: int) -> None:
-    end = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.02)
-        else:
-            return
 
 
 class Client(RawClient):

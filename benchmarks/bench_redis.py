@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,13 +18,20 @@ import numpy as np
 from measuring import Row, Scale, missing_peer, run_script
 from numpy.typing import NDArray
 from pages import MIB
-from remote_stores import SHAPES, Contest, RawClient, Shape, measure_lookup, measure_shape
+from remote_stores import (
+    SHAPES,
+    Contest,
+    RawClient,
+    Shape,
+    measure_lookup,
+    measure_shape,
+    wait_for_port,
+)
 
 from kvlinker_redis import RedisStore, RedisStoreOptions
 
 TOPIC = "Redis store"
 CALL_BYTES = 8 * MIB
-START_SECONDS = 30.0
 
 
 @contextmanager
@@ -37,24 +43,11 @@ def redis_server(binary: str) -> Iterator[int]:
         command = [binary, "--bind", "127.0.0.1", "--port", str(port), "--dir", folder]
         server = subprocess.Popen([*command, "--save", "", "--logfile", f"{folder}/log"])
         try:
-            _wait_for(port)
+            wait_for_port(port)
             yield port
         finally:
             server.kill()
             server.wait()
-
-
-def _wait_for(port: int) -> None:
-    end = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.02)
-        else:
-            return
 
 
 class Client(RawClient):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,8 @@ from kvlinker.store import ReadRequest, ReadStatus, Store, WriteBatch, WriteStat
 FINGERPRINT = b"benchmark"
 TARGET = 0.9
 """Of the client's own speed."""
+START_SECONDS = 30.0
+"""How long a server may take to take connections."""
 MOST_ROUNDS = 5
 """Each shape has six actions and each action three measurements: a few rounds tell as much, and end."""
 
@@ -160,6 +163,24 @@ class Ours:
                 if set(session.read(self._plan(locations, layer), HostAccess())) != {ReadStatus.OK}:
                     message = "not everything was read"
                     raise RuntimeError(message)
+
+
+def wait_for_port(port: int) -> None:
+    """Wait until a server of this machine takes connections.
+
+    Raises:
+        OSError: it does not within half a minute.
+    """
+    end = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def in_threads(pages: int, threads: int, run: Callable[[slice], object]) -> Callable[[], float]:
