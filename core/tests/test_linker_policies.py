@@ -13,10 +13,14 @@ from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.linker import Linker
 from kvlinker.store import Store
 from kvlinker.stores.admitting import AdmittingStore
+from kvlinker.stores.compressed import CompressedStore
+from kvlinker.stores.encrypted import EncryptedStore
 from kvlinker.stores.expiring import ExpiringStore
 from kvlinker.stores.pinned import PinningStore
 from kvlinker.stores.quota import QuotaStore
 from kvlinker.stores.retrying import RetryBounds, RetryingStore
+from kvlinker.stores.tiered import TieredStore
+from kvlinker.stores.write_back import WriteBackLimits
 from kvlinker.testing import (
     Call,
     FakePools,
@@ -98,6 +102,38 @@ def test_what_was_stored_through_a_policy_is_restored_byte_for_byte(name: str) -
     assert {name[:NAMESPACE_BYTES] for name in names} == {NAMESPACE.digest}
     linker.close()
     store.close()
+
+
+def deep(store: Store) -> Store:
+    """Put policies and codecs around a store that is far, behind pins in memory, and a quota around both."""
+    expiring = ExpiringStore(RetryingStore(store), seconds=86_400)
+    far = CompressedStore(EncryptedStore(expiring, b"\x01" * 32))
+    near = PinningStore(MemoryStore(capacity_bytes=1 << 20), max_bytes=1 << 16, uses=1)
+    return QuotaStore(TieredStore(near, far, write_back=WriteBackLimits()), max_bytes=1 << 30)
+
+
+@pytest.mark.parametrize("family", [Family.MHA, Family.DSA])
+def test_what_went_through_everything_at_once_is_restored_layer_by_layer_near_and_far(
+    family: Family,
+) -> None:
+    inner, pools = MemoryStore(), fake_group(family, pages=16)
+    store = deep(FaultStore(inner, [Rule(call=Call.CLOSE, fault=Raise(error=StoreError("stay")))]))
+    linker = Linker(pools.group, store, NAMESPACE, device=pools.access(), options=PATIENT)
+    assert offload(linker, pools, 4)
+    assert linker.lookup("near", pools.lookup_transfers(page_keys(4))) == [1, 2, 3, 4]
+    restore(linker, pools, "near", 4)
+    linker.close()
+    with pytest.raises(StoreError, match="stay"):
+        store.close()  # behind what is written back
+
+    again = deep(inner)
+    linker = Linker(pools.group, again, NAMESPACE, device=pools.access(), options=PATIENT)
+    assert linker.lookup("far", pools.lookup_transfers(page_keys(4))) == [1, 2, 3, 4]
+    restore(linker, pools, "far", 4)
+
+    assert again.stats().counters["far_hits"] == 4 * len(pools.group.entries)
+    linker.close()
+    again.close()
 
 
 def test_l8_pages_over_a_quota_are_a_failed_tail_and_those_before_it_are_restored() -> None:
