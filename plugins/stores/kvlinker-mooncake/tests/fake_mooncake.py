@@ -261,7 +261,7 @@ def _open(fake: FakeClient, options: Mapping[str, object]) -> MooncakeStore:
     impatient = {
         "reads": "ranged",
         "answer_seconds": 0.2,
-        "connect_seconds": 0.2,
+        "connect_seconds": 1.0,
         "contended_seconds": 0.1,
         "lease_seconds": 0.05,
         "pause_seconds": 0.05,

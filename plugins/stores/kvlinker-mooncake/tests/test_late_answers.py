@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from fake_mooncake import FakeClient, answers, hangs, name_of, open_fake, wait_until
 
+from kvlinker.errors import StoreClosedError, StoreError, UnsupportedOperationError
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing import Gate
 from kvlinker.testing.shelves import Shelf, object_keys
-from kvlinker_mooncake import removing
+from kvlinker_mooncake import MooncakeStoreOptions, removing
 from kvlinker_mooncake.codes import Code
+from kvlinker_mooncake.raw_client import NEEDED_CALLS, replicate_config
 
 OK, WRITTEN = ReadStatus.OK, WriteStatus.WRITTEN
 
 
 def test_l5_room_that_bytes_are_still_sent_to_is_given_up_behind_the_last_of_them() -> None:
     fake, gate = FakeClient(), Gate()
-    shelf = Shelf(open_fake(fake, reads="auto", staged=True, transfer_seconds=0.1))
+    settings = {"transfer_seconds": 1.0, "answer_seconds": 30.0}
+    shelf = Shelf(open_fake(fake, reads="auto", staged=True, **settings))
     keys = object_keys(2)
     fake.before = hangs(gate, "batch_put_from_multi_buffer_ranges")
     revoke = ("batch_put_session_revoke", 0)
@@ -82,3 +88,101 @@ def test_a_removal_of_what_can_be_neither_removed_nor_hidden_is_no_success(
     fake.before = answers(batch_remove=[int(Code.LEASED)] * 3)
 
     assert store.delete(keys) == (True, True, False)
+
+
+@pytest.mark.parametrize("layer", [None, 1], ids=["whole", "layer"])
+def test_l5_a_store_is_closed_behind_the_last_byte_that_lands_in_the_pools(
+    layer: int | None,
+) -> None:
+    fake, gate = FakeClient(), Gate()
+    shelf, keys = Shelf(open_fake(fake)), object_keys(2)
+    shelf.stock(keys)
+    fake.before = hangs(gate, "batch_get_into_multi_buffers", "batch_get_into_multi_buffer_ranges")
+
+    with ThreadPoolExecutor(2) as pool:
+        with gate:
+            read = pool.submit(shelf.read, keys, layer=layer)
+            gate.wait_for_arrivals()
+            closed = pool.submit(shelf.store.close)
+            wait_until(lambda: _is_refused(shelf))
+            time.sleep(0.1)
+            assert not closed.done()
+            assert fake.registered, "bytes are on their way there"
+        closed.result(60)
+        with pytest.raises(StoreClosedError):
+            read.result(60)
+    assert not fake.registered
+    wait_until(lambda: fake.is_closed)
+
+
+def _is_refused(shelf: Shelf) -> bool:
+    try:
+        shelf.store.exists(object_keys(1))
+    except StoreClosedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["batch_is_exist", "batch_get_replica_desc", "batch_get_into_multi_buffers", "batch_remove"],
+)
+def test_what_a_client_raises_is_an_error_of_the_store(name: str) -> None:
+    fake = FakeClient()
+    shelf, keys = Shelf(open_fake(fake)), object_keys(2)
+    shelf.stock(keys)
+
+    def come(call: str) -> None:
+        if call == name:
+            message = "std::bad_alloc"
+            raise MemoryError(message)
+
+    fake.before = come
+
+    with pytest.raises(StoreError, match=r"the client raised MemoryError: std::bad_alloc"):
+        shelf.store.exists(keys) if name == "batch_is_exist" else (
+            shelf.store.delete(keys) if name == "batch_remove" else shelf.read(keys)
+        )
+    fake.before = lambda _: None
+    assert shelf.read(keys) == (OK, OK)
+
+
+@pytest.mark.parametrize(
+    ("options", "lacks"),
+    [
+        ({}, "replica_num"),
+        ({"segments": ["a:1"]}, "preferred_segments"),
+        ({"hard_pin": True}, "with_hard_pin"),
+        ({"soft_pin_seconds": 1}, "soft_pin_ttl_ms"),
+        ({"soft_pin_seconds": 1}, "SoftPinAction"),
+        ({}, "ReplicateConfig"),
+    ],
+    ids=str,
+)
+def test_a_client_that_lacks_a_setting_is_refused_with_its_name(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object], lacks: str
+) -> None:
+    settings = {
+        "replica_num",
+        "preferred_segments",
+        "with_hard_pin",
+        "soft_pin_action",
+        "soft_pin_ttl_ms",
+    }
+    parts = {
+        "ReplicateConfig": type("ReplicateConfig", (), dict.fromkeys(settings - {lacks})),
+        "SoftPinAction": type("SoftPinAction", (), {"ENABLE": 1}),
+    }
+    module = ModuleType("mooncake.store")
+    vars(module).update({name: part for name, part in parts.items() if name != lacks})
+    monkeypatch.setitem(__import__("sys").modules, "mooncake.store", module)
+    wanted = MooncakeStoreOptions.of_config({"master": "a:1", **options})
+
+    with pytest.raises(UnsupportedOperationError, match=f"has no (setting )?{lacks}; install"):
+        replicate_config(wanted)
+
+
+def test_the_readme_names_the_calls_that_are_needed() -> None:
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
+
+    assert ", ".join(f"`{name}`" for name in NEEDED_CALLS) in readme

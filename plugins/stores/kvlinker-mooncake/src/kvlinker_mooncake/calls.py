@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from kvlinker.errors import StoreClosedError, StoreTimeoutError
+from kvlinker.errors import KVLinkerError, StoreClosedError, StoreError, StoreTimeoutError
 from kvlinker.guard import Breaker
 from kvlinker.lanes import Lane, LaneTask
 
@@ -37,8 +37,11 @@ class Calls:
         self._label = label
         self._breaker = Breaker(pause_seconds=pause_seconds)
         self._process = os.getpid()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._under_way = 0
+        self._moves = 0
+        """Of those, how many may write into the pools."""
+        self._is_closing = False
         self._is_closed = False
         self._idle: list[Lane] = []
         self._hanging: list[LaneTask] = []
@@ -60,14 +63,17 @@ class Calls:
         Raises:
             StoreClosedError: the store was closed, or belongs to the process that this one was forked from.
         """
-        if self._is_closed or self.is_foreign:
-            why = "the store was closed" if self._is_closed else "a forked process has no client"
+        self._check(is_open=not self._is_closing)
+
+    def _check(self, *, is_open: bool) -> None:
+        if not is_open or self.is_foreign:
+            why = "a forked process has no client" if is_open else "the store was closed"
             msg = f"{self}: {why}; open it again"
             raise StoreClosedError(msg)
 
-    def _enter(self) -> None:
+    def _enter(self, *, is_local: bool = False) -> None:
         with self._changed:
-            self.check_open()
+            self._check(is_open=not (self._is_closed if is_local else self._is_closing))
             self._under_way += 1
 
     def _leave(self) -> None:
@@ -75,10 +81,20 @@ class Calls:
             self._under_way -= 1
             self._changed.notify_all()
 
+    def end_moves(self, seconds: float | None) -> bool:
+        """Begin nothing but local calls, and wait until nothing is written into the pools any more.
+
+        Returns:
+            False when the time is over first.
+        """
+        with self._changed:
+            self._is_closing = True
+            return self._changed.wait_for(lambda: not self._moves, seconds)
+
     def close(self) -> None:
         """Make no more calls. Idempotent."""
         with self._changed:
-            self._is_closed = True
+            self._is_closing = self._is_closed = True
             idle, self._idle = self._idle, []
         for lane in idle:
             lane.close(0)
@@ -136,7 +152,7 @@ class Calls:
         self.check_open()
         timeouts = self._admit()
         self._enter()
-        asked = _Asked(call, self._leave, on_late)
+        asked = _Asked(lambda: _typed(what, call), self._leave, on_late)
         lane = self._take_lane()
         task = lane.submit(asked.run)
         if task.was_dropped:
@@ -155,11 +171,14 @@ class Calls:
         self._breaker.succeed(timeouts=timeouts)
         return answer
 
-    def move(self, what: str, call: Callable[[], _T], *, seconds: float) -> _T:
+    def move(
+        self, what: str, call: Callable[[], _T], *, seconds: float, of_pools: bool = True
+    ) -> _T:
         """Return what a call returns that touches pool memory, however long it takes.
 
         What it writes must not land after the answer, and it cannot be taken back. Where it takes longer than
-        `seconds`, the next calls are not made for a while.
+        `seconds`, the next calls are not made for a while. What touches memory of the store's own may do so on a
+        thread that somebody waits for, and is left behind when the store is closed.
 
         Raises:
             StoreClosedError: the store was closed.
@@ -169,12 +188,16 @@ class Calls:
         if self._breaker.is_open:
             msg = f"{self}: {what}: the master did not answer lately and is not asked again yet"
             raise StoreTimeoutError(msg)
-        self._enter()
+        with self._changed:
+            self._enter()
+            self._moves += of_pools
         began = time.monotonic()
         try:
-            return call()
+            return _typed(what, call)
         finally:
-            self._leave()
+            with self._changed:
+                self._moves -= of_pools
+                self._leave()
             if time.monotonic() - began > seconds:
                 self._breaker.trip()
 
@@ -184,9 +207,9 @@ class Calls:
         Raises:
             StoreClosedError: the store was closed.
         """
-        self._enter()
+        self._enter(is_local=True)
         try:
-            return call()
+            return _typed("a local call", call)
         finally:
             self._leave()
 
@@ -200,6 +223,21 @@ class Calls:
                 self._idle.append(lane)
                 return
         lane.close(0)
+
+
+def _typed(what: str, call: Callable[[], _T]) -> _T:
+    """Return what a call returns.
+
+    Raises:
+        StoreError: the client raised something of its own.
+    """
+    try:
+        return call()
+    except KVLinkerError:
+        raise
+    except Exception as error:  # the client's errors have no base of their own
+        msg = f"mooncake store: {what}: the client raised {type(error).__name__}: {error}"
+        raise StoreError(msg) from error
 
 
 class _Asked(Generic[_T]):

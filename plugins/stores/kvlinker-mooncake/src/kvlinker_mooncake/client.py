@@ -17,14 +17,14 @@ from kvlinker_mooncake.options import MooncakeStoreOptions
 from kvlinker_mooncake.parts import CallPart
 from kvlinker_mooncake.raw_client import RawClient, RawReplica, make_raw_client, replicate_config
 
-__all__ = ["Client", "Found"]
+__all__ = ["DRAIN_SECONDS", "Client", "Found"]
 
 _ASKED = 4096
 """Names in one question."""
 _COMPLETE = "COMPLETE"
 _NO_QUESTION = bytes(64)
 """Longer than the head of a question, and not beginning as one does."""
-_DRAIN_SECONDS = 15.0
+DRAIN_SECONDS = 15.0
 """How long a client is kept for calls that hang; then it stays as it is until the process ends."""
 
 
@@ -239,6 +239,20 @@ class Client:
 
         return self._transfer("get", call, len(part.names), of_pools=into_pools)
 
+    def read_here(self, part: CallPart, *, is_whole: bool) -> list[int]:
+        """Read objects, or ranges of them, into memory of the store's own, on a thread that may be left behind."""
+        columns = (part.names, part.pointers, part.sizes)
+        raw = self._raw
+
+        def call() -> list[int]:
+            if is_whole:
+                return raw.batch_get_into_multi_buffers(*columns)
+            return raw.batch_get_into_multi_buffer_ranges(*columns, part.offsets)
+
+        seconds = self._options.transfer_seconds
+        codes = self.calls.move("probe", call, seconds=seconds, of_pools=False)
+        return self._checked("probe", codes, len(part.names))
+
     def _transfer(
         self,
         what: str,
@@ -407,7 +421,7 @@ class Client:
             threading.Thread(target=self._leave, name="kvlinker-mooncake-close").start()
 
     def _leave(self) -> None:
-        if self.calls.wait(_DRAIN_SECONDS):
+        if self.calls.wait(DRAIN_SECONDS):
             self._raw.close()
 
 

@@ -106,9 +106,9 @@ def _reads(
     state: StoreState, name: str, whole: CallPart, target: NDArray[np.uint8], *, is_whole: bool
 ) -> bool:
     if is_whole:
-        return state.client.get_whole(whole, into_pools=True) == whole.expected
+        return state.client.read_here(whole, is_whole=True) == whole.expected
     return all(
-        state.client.get_ranges(_part(name, target, [number])) == [_RANGE_BYTES]
+        state.client.read_here(_part(name, target, [number]), is_whole=False) == [_RANGE_BYTES]
         for number in range(_RANGES)
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import xxhash
 
 from kvlinker.event_counts import EventCounts
-from kvlinker_mooncake.client import Client, Found
+from kvlinker_mooncake.client import DRAIN_SECONDS, Client, Found
 from kvlinker_mooncake.memory import Blocks, PoolMemory
 from kvlinker_mooncake.names import Names
 from kvlinker_mooncake.options import MooncakeStoreOptions
@@ -90,8 +90,13 @@ class StoreState:
         return self._counts.snapshot()
 
     def close(self, *, at_exit: bool = False) -> None:
-        """Let go of all memory, and leave the cluster, see `Client.close`. Idempotent."""
-        if not self.client.calls.is_foreign:
+        """Let go of all memory, and leave the cluster, see `Client.close`. Idempotent.
+
+        What touches the pools is waited for, whatever it takes; a process that ends waits for a while.
+        """
+        if self.client.calls.is_foreign:
+            return
+        if self.client.calls.end_moves(DRAIN_SECONDS if at_exit else None):
             self.pools.unregister()
-            self.blocks.close()
-            self.client.close(at_exit=at_exit)
+        self.blocks.close()
+        self.client.close(at_exit=at_exit)
