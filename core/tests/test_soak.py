@@ -39,12 +39,22 @@ def target(away: Path) -> SoakTarget:
     return soaked_memory(away)
 
 
+def test_a_soak_that_was_too_short_goes_on_until_someone_had_every_answer(
+    target: SoakTarget, tmp_path: Path
+) -> None:
+    report = run_soak(target, tmp_path, replace(ENDLESS, seconds=0.01), answers=USUAL_ANSWERS)
+
+    check_report(report, ENDLESS)
+
+
 def test_a_soak_kills_stops_and_cuts_off_and_ends_in_time(
     target: SoakTarget, away: Path, tmp_path: Path
 ) -> None:
-    report = run_soak(target, tmp_path, SHORT)
+    answers = [*USUAL_ANSWERS, "error", "layer ok", "held"]
 
-    check_report(report, SHORT, answers=[*USUAL_ANSWERS, "error", "layer ok", "held"])
+    report = run_soak(target, tmp_path, SHORT, answers=answers)
+
+    check_report(report, SHORT, answers=answers)
     assert report.errors > 0
     assert report.outages == {"away": 2}
     assert report.processes > SHORT.processes

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,8 @@ _PAUSE = 0.02, 0.1
 """Seconds between two looks."""
 _STOP = 0.3, 2.0
 """Seconds for which a process is stopped."""
+_PATIENCE_SECONDS = 60.0
+"""How much longer a soak goes on for answers that nobody has had yet: a busy machine makes few calls."""
 _END_SECONDS = 120.0
 """How long processes may take to end their rounds."""
 _LATEST_FOR_ALL = 0.5
@@ -128,15 +130,18 @@ class SoakReport:
     """Names of all users."""
 
 
-def run_soak(target: SoakTarget, scratch: Path, plan: SoakPlan) -> SoakReport:
+def run_soak(
+    target: SoakTarget, scratch: Path, plan: SoakPlan, *, answers: Collection[str] = ()
+) -> SoakReport:
     """Run a soak to its end, or to the first violation.
 
     Args:
         target: the store, whose server runs.
         scratch: where the processes' output goes.
         plan: how much.
+        answers: those that someone should have had: it goes on for them, for a minute at most.
     """
-    soak = _Soak(target, scratch, plan)
+    soak = _Soak(target, scratch, plan, answers)
     try:
         soak.run()
     finally:
@@ -158,10 +163,13 @@ class _Figures:
 class _Soak:
     """A soak while it runs."""
 
-    def __init__(self, target: SoakTarget, scratch: Path, plan: SoakPlan) -> None:
+    def __init__(
+        self, target: SoakTarget, scratch: Path, plan: SoakPlan, answers: Collection[str]
+    ) -> None:
         self._target = target
         self._scratch = scratch
         self._plan = plan
+        self._answers = answers
         self._choose = random.Random(plan.seed)  # noqa: S311 - chooses moments, not secrets
         self._figures = _Figures()
         self._everybody: list[WorkerProcess] = []
@@ -201,7 +209,7 @@ class _Soak:
 
     def run(self) -> None:
         """Run until the time is over or something is not as it must be."""
-        while self._progress() < 1 and not self._figures.violations:
+        while not self._is_over() and not self._figures.violations:
             for place in range(self._plan.processes):
                 if place not in self._running:
                     self._start(place)
@@ -235,8 +243,7 @@ class _Soak:
         owners = [
             name for place in range(plan.processes) for name in owner_names(place, plan.users)
         ]
-        counts = sum((process.counts for process in self._everybody), Counter[str]())
-        counts["error"] = figures.errors
+        counts = self._counts()
         return SoakReport(
             violations=tuple(figures.violations),
             seconds=self._ended_at - self._started_at,
@@ -249,6 +256,17 @@ class _Soak:
             peak_descriptors=figures.peak_descriptors,
             owners=tuple(owners),
         )
+
+    def _is_over(self) -> bool:
+        if self._progress() < 1:
+            return False
+        latest = self._started_at + self._plan.seconds + _PATIENCE_SECONDS
+        return time.monotonic() > latest or all(map(self._counts().__getitem__, self._answers))
+
+    def _counts(self) -> Counter[str]:
+        counts = sum((process.counts for process in self._everybody), Counter[str]())
+        counts["error"] = self._figures.errors
+        return counts
 
     def _progress(self) -> float:
         passed = (time.monotonic() - self._started_at) / self._plan.seconds

@@ -34,11 +34,12 @@ def test_b71_b72_processes_that_are_killed_leave_whole_objects_to_the_others(
     # So small that objects are evicted.
     config = {"path": str(in_memory / "store"), "capacity": "4MiB"}
     target = SoakTarget(module="kvlinker_memory", config=config)
+    answers = [*USUAL_ANSWERS, "layer ok", "held"]
 
-    report = run_soak(target, tmp_path, plan)
+    report = run_soak(target, tmp_path, plan, answers=answers)
 
     _log.info("%s", report)
-    check_report(report, plan, answers=[*USUAL_ANSWERS, "layer ok", "held"])
+    check_report(report, plan, answers=answers)
     assert report.errors == 0
     assert report.counts["held and lost"] == 0
     check_what_is_left(lambda: kvlinker_memory.open_store(target.config), report, plan)

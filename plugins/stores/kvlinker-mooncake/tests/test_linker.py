@@ -6,53 +6,21 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from mooncake_cluster import MooncakeCluster, OpenStore
+from mooncake_offloader import linked
 
-from kvlinker.keys import KeyNamespace
-from kvlinker.linker import Linker, LinkerOptions
-from kvlinker.store import Store
-from kvlinker.testing import FakePools, Family, fake_group, page_keys
+from kvlinker.testing import Family, page_keys
 from kvlinker.testing.small_linkers import load_pages, offload_pages
 
 DEADLINE_S = 60.0
 _OFFLOADER = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from test_linker import offload_and_leave
+from mooncake_offloader import offload_and_leave
 offload_and_leave(json.loads(sys.argv[2]), sys.argv[3])
 """
-
-
-@contextmanager
-def linked(store: Store, family: Family) -> Iterator[tuple[Linker, FakePools]]:
-    """Give a linker and its pools."""
-    pools = fake_group(family, pages=16)
-    linker = Linker(
-        pools.group,
-        store,
-        KeyNamespace(model_id="model", producer="tests"),
-        device=pools.access(),
-        options=LinkerOptions(breaker_seconds=0.05, lookup_seconds=5.0),
-    )
-    try:
-        yield linker, pools
-    finally:
-        linker.close()
-
-
-def offload_and_leave(options: dict[str, object], family: str) -> None:
-    """Store four pages and end, as another process."""
-    import kvlinker_mooncake  # noqa: PLC0415  # in the process that needs it
-
-    store = kvlinker_mooncake.open_store(options)
-    with linked(store, Family(family)) as (linker, pools):
-        stored = offload_pages(linker, pools, page_keys(4))
-    store.close()
-    sys.stdout.write(f"{stored}\n")
 
 
 @pytest.mark.parametrize(

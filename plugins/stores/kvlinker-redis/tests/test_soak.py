@@ -55,12 +55,14 @@ def test_b71_b72_b87_processes_on_a_server_that_comes_and_goes_see_right_bytes_o
     empty = memory_of(server)
     target = soaked_redis(server)
 
-    report = run_soak(target, tmp_path, plan)
+    answers = [*USUAL_ANSWERS, "error", "layer ok", "later ok"]
+
+    report = run_soak(target, tmp_path, plan, answers=answers)
 
     _log.info("%s", report)
-    check_report(report, plan, answers=[*USUAL_ANSWERS, "error", "layer ok", "later ok"])
-    right = check_what_is_left(lambda: kvlinker_redis.open_store(target.config), report, plan)
-    assert right > 0
+    check_report(report, plan, answers=answers)
+    # How much is left is not certain: a server that is started anew has nothing.
+    check_what_is_left(lambda: kvlinker_redis.open_store(target.config), report, plan)
     assert memory_of(server) < empty + SETTLED_BYTES
     assert report.peak_descriptors < 32
 

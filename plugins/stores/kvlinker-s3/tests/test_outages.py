@@ -80,7 +80,8 @@ def test_t6_a_dead_server_costs_one_wait_for_loads_and_one_for_offloads(
         for _ in range(100):
             with pytest.raises(StoreTimeoutError, match=r"loads: .* is not asked again yet"):
                 shelf.store.exists(keys)
-        assert len(proxy.asked) == asked
+        # Requests of the read that failed may still come; lookups ask with HEAD.
+        assert "HEAD" not in {one.method for one in proxy.asked[asked:]}
 
         # The other direction has not been told, and finds the server.
         assert shelf.write(object_keys(2, chain="more")) == (WRITTEN, WRITTEN)
