@@ -43,7 +43,7 @@ HEADER = ("what", "against", "ratio", "lowest to highest", "target", "met", "fig
 SCRIPT_SECONDS = 300.0
 """How long a script may take: none that is sound needs as much, and no table waits for one that hangs."""
 LATE_SECONDS, LATE_ROUNDS = 270.0, 3
-"""What begins so late measures fewer rounds, so that all of it ends within ten minutes."""
+"""What begins so late measures fewer rounds, so that it ends sooner."""
 GIB = 1 << 30
 
 
