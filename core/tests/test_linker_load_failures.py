@@ -144,57 +144,6 @@ def test_l5_what_was_quarantined_is_written_anew_by_the_next_offload(faulty: Rig
     assert faulty.pools.wrong_pages(faulty.transfers(KEYS, 4)) == ()
 
 
-def test_l5_quarantine_expires() -> None:
-    with linked(options=replace(PATIENT, quarantine_seconds=0.02, hold_seconds=0.001)) as rig:
-        rig.keep(KEYS)
-        rig.store.script.add(FAULTS["read fails"])
-        assert not rig.restore("a", KEYS)
-        rig.store.script.clear()
-
-        wait_for(lambda: rig.linker.lookup("a", rig.asked(KEYS)) != [], "the expiry")
-
-        assert rig.linker.lookup("a", rig.asked(KEYS))[-1] == 4
-
-
-def test_l11_tokens_of_pages_in_quarantine_are_counted_as_such() -> None:
-    with linked(Family.MHA) as rig:
-        rig.keep(KEYS)
-        bad = Report(status=ReadStatus.FAILED)
-        rig.store.script.add(Rule(call=Call.READ, fault=bad, positions=frozenset({2})))
-        assert not rig.restore("a", KEYS)
-
-        assert rig.linker.lookup("a", rig.asked(KEYS)) == [1, 2]
-
-        assert tokens_of(rig.linker)[TokenOutcome.QUARANTINED] == 2 * 4
-        assert rig.linker.metrics.snapshot().misses_by_pool == {}
-
-
-def test_l11_a_page_that_is_gone_before_the_one_in_quarantine_is_a_miss() -> None:
-    with linked(Family.MHA) as rig:
-        rig.keep(KEYS)
-        bad = Report(status=ReadStatus.FAILED)
-        rig.store.script.add(Rule(call=Call.READ, fault=bad, positions=frozenset({2})))
-        assert not rig.restore("a", KEYS)
-        rig.memory_store.delete(rig.object_keys(KV, KEYS[1:2]))
-
-        assert rig.linker.lookup("a", rig.asked(KEYS)) == [1]
-
-        assert rig.linker.metrics.snapshot().misses_by_pool == {KV: 3 * 4}
-
-
-def test_l11_a_window_in_quarantine_is_counted_as_such() -> None:
-    with linked(Family.V4) as rig:
-        rig.keep(KEYS)
-        rig.store.script.add(
-            Rule(call=Call.READ, fault=Report(status=ReadStatus.FAILED), pool="swa")
-        )
-        assert not rig.restore("a", KEYS)
-
-        assert rig.linker.lookup("a", rig.asked(KEYS)) == []
-
-        assert tokens_of(rig.linker)[TokenOutcome.QUARANTINED] == 4 * 4
-
-
 # ---- which requests fail ----------------------------------------------------------------------
 
 

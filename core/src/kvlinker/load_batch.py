@@ -85,6 +85,8 @@ class LoadBatch:
     ended: bool = False
     """Nothing of the batch will touch pool memory again."""
     failed: set[str] = field(default_factory=set)
+    isolated: set[ObjectKey] = field(default_factory=set)
+    """What could not be read although the store answered; the worker's alone."""
     task: LaneTask = field(default_factory=LaneTask.unsubmitted)
 
     @property

@@ -186,6 +186,7 @@ class LoadQueue:
             batch.permit.keep(self._group.regions)
             batch.loading = self._split(batch.pool_loads())
             self._read(batch, stack)
+            self._release_absent(batch)
         except BaseException as error:  # noqa: BLE001  # a store may raise anything
             if batch.give_up():
                 self._failures.report("load", error)
@@ -307,7 +308,24 @@ class LoadQueue:
                 key=pool.keys[part][first],
             )
         self._isolate(pool, bad)
+        batch.isolated.update(part[page] for part in pool.keys for page in bad)
         batch.fail(pool.owners[page] for page in bad)
+
+    def _release_absent(self, batch: LoadBatch) -> None:
+        """Take out of quarantine what the store does not promise any more.
+
+        What is found under such a key later was written later, maybe by another rank: this one would not know.
+        """
+        keys = tuple(batch.isolated)
+        if not keys:
+            return
+        _check_wanted(batch)
+        try:
+            present = self._store.exists(keys)
+        except BaseException as error:  # noqa: BLE001  # a store may raise anything; the keys stay where they are
+            self._failures.report("lookup", error)
+            return
+        self._quarantine.lift(key for key, there in zip(keys, present, strict=True) if not there)
 
     def _isolate_all(self, pools: Iterable[PoolLoad]) -> None:
         for pool in pools:
