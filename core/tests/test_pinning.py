@@ -220,6 +220,23 @@ def test_the_same_bytes_have_one_pin_until_it_is_released() -> None:
     assert access.pin_host(4096, 8192) not in (first, other, None)
 
 
+def test_a_pin_that_is_released_again_leaves_a_later_one_of_the_same_bytes() -> None:
+    driver = Driver()
+    access = OpaqueAccess(OpaqueMemory(), pins=driver.pins())
+    first = access.pin_host(4096, 8192)
+    assert first is not None
+    first.release()
+    later = access.pin_host(4096, 8192)  # where something else was mapped meanwhile
+    assert later is not None
+
+    assert first.release()
+
+    assert driver.pinned == {4096: 8192}
+    assert access.pin_host(4096, 8192) is later
+    assert later.release()
+    assert driver.pinned == {}
+
+
 class SlowCopy:
     """A copy whose end waits at a gate."""
 

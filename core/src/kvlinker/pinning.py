@@ -113,7 +113,9 @@ class HostPins:
 
     def _release(self, pin: _Pin) -> bool:
         with self._changing:
-            if self._pins.pop((pin.address, pin.end - pin.address), None) is pin:
+            place = pin.address, pin.end - pin.address
+            if self._pins.get(place) is pin:  # and not a later pin of the same bytes
+                del self._pins[place]
                 self._tabulate()  # no copy begins to use it any more
                 with self._users_changed:
                     self._users_changed.wait_for(lambda: not pin.users)
