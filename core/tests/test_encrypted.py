@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from kvlinker.store import (
     WriteStatus,
 )
 from kvlinker.stores.encrypted import EncryptedStore
+from kvlinker.stores.opening import OpeningAccess
 from kvlinker.stores.sealing import BLOCK_BYTES, FRAME_EXTRA_BYTES, BlockLayout, Sealer
 from kvlinker.stores.tiered import TieredStore
 from kvlinker.stores.wrapped import WrappedStore
@@ -346,6 +348,76 @@ def test_ranges_that_a_store_copies_in_pieces_are_filled_once_all_of_their_block
     at = 3 * FRAME + 100
     inner.tamper(keys[1], kept[:at] + bytes([kept[at] ^ 1]) + kept[at + 1 :])
     assert shelf.read(keys) == (OK, CORRUPT, OK)
+
+
+class _WatchedSession(_PiecewiseSession):
+    """Notes how much of the objects is kept in the clear after each piece of three spans."""
+
+    kept: ClassVar[list[int]] = []
+
+    def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
+        assert isinstance(memory, OpeningAccess)
+        statuses: tuple[ReadStatus, ...] = ()
+        for first in range(0, len(plan.spans.base), 3):
+            part = plan.select_spans(np.arange(first, min(first + 3, len(plan.spans.base))))
+            statuses = self._session.read(part, memory)
+            self.kept.append(memory.kept_bytes)
+        return statuses
+
+
+class _WatchedStore(WrappedStore):
+    def open_read(self, request: ReadRequest) -> ReadSession:
+        return _WatchedSession(super().open_read(request), spans=3)
+
+
+def test_blocks_are_kept_in_the_clear_until_their_ranges_are_filled_and_no_others() -> None:
+    shelf = Shelf(EncryptedStore(_WatchedStore(MemoryStore()), SECRET), page_bytes=8 * 40960)
+    keys = object_keys(2)
+    shelf.stock(keys)
+    _WatchedSession.kept.clear()
+
+    assert shelf.read(keys) == (OK, OK)
+
+    # Ranges of 2.5 blocks: of each piece at most its last block is begun by a range that goes on, or two.
+    assert max(_WatchedSession.kept) <= len(keys) * 2 * BLOCK_BYTES
+    assert _WatchedSession.kept[-1] == 0
+
+
+class _SecondThoughtsStore(WrappedStore):
+    """A store that reads an older object first, and then over it the one that it has, both in pieces."""
+
+    def __init__(self, older: Store, store: Store) -> None:
+        super().__init__(store)
+        self._older = older
+
+    def open_read(self, request: ReadRequest) -> ReadSession:
+        return _SecondThoughts(self._older.open_read(request), super().open_read(request))
+
+
+class _SecondThoughts(_PiecewiseSession):
+    def __init__(self, older: ReadSession, session: ReadSession) -> None:
+        super().__init__(session, spans=1)
+        self._older = _PiecewiseSession(older, spans=1)
+
+    def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
+        self._older.read(plan, memory)
+        return super().read(plan, memory)
+
+    def close(self) -> None:
+        self._older.close()
+        super().close()
+
+
+def test_ranges_that_a_store_copies_again_in_pieces_have_the_bytes_of_the_last_copy() -> None:
+    older, newer = MemoryStore(), MemoryStore()
+    keys = object_keys(2)
+    size = 8 * 40960
+    Shelf(EncryptedStore(older, SECRET), page_bytes=size, seed=b"older").stock(keys)
+    Shelf(EncryptedStore(newer, SECRET), page_bytes=size).stock(keys)
+
+    shelf = Shelf(EncryptedStore(_SecondThoughtsStore(older, newer), SECRET), page_bytes=size)
+
+    assert shelf.read(keys) == (OK, OK)  # and the shelf compares every byte
 
 
 class _Skipping(DeviceAccess):

@@ -57,6 +57,12 @@ class OpeningAccess(DeviceAccess):
         self.bad: set[int] = set()
         """Pages of which a frame could not be opened."""
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of blocks that wait for the rest of a range."""
+        with self._lock:
+            return sum(block.size for kept in self._kept.values() for block in kept.values())
+
     def is_filled(self, page: int) -> bool:
         """Whether every range of a page was copied."""
         return bool(self._is_copied[page].all())
@@ -130,19 +136,33 @@ class OpeningAccess(DeviceAccess):
         if not len(parts):
             return
         for page, row in zip(pages.tolist(), rows[good], strict=True):
+            # Of a range that was filled before, a store copies all of the blocks again.
+            self._is_copied[page, parts] = False
             self._keep(page, blocks, row)
             for span in parts.tolist():
                 self._fill_kept(page, span)
+            self._forget(page)
+
+    def _is_awaited(self, page: int, block: int) -> bool:
+        """Whether a block is part of a range of a page that is not filled yet."""
+        is_in = (self._first <= block) & (block <= self._last)
+        return bool((is_in & ~self._is_copied[page]).any())
 
     def _keep(self, page: int, blocks: Sequence[int], row: NDArray[np.uint8]) -> None:
         start = self._layout.place(blocks[0])[0]
         with self._lock:
             kept = self._kept.setdefault(page, {})
             for block in blocks:
-                first, last = self._layout.place(block)
-                kept[block] = row[
-                    first - start : last - start
-                ].copy()  # and not all that was opened
+                if self._is_awaited(page, block):
+                    first, last = self._layout.place(block)
+                    # A copy of it, and not all that was opened.
+                    kept[block] = row[first - start : last - start].copy()
+
+    def _forget(self, page: int) -> None:
+        """Let go of blocks whose ranges are all filled."""
+        with self._lock:
+            kept = self._kept[page]
+            self._kept[page] = {at: kept[at] for at in kept if self._is_awaited(page, at)}
 
     def _fill_kept(self, page: int, span: int) -> None:
         """Copy a range of a page once all of its blocks are there."""
