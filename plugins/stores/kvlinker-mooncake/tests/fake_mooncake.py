@@ -23,6 +23,9 @@ __all__ = ["FakeClient", "answers", "hangs", "name_of", "open_fake", "wait_until
 class _Status:
     name: str = "COMPLETE"
 
+    def __int__(self) -> int:
+        return 3
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:

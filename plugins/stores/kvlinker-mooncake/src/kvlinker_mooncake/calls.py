@@ -37,7 +37,8 @@ class Calls:
         self._label = label
         self._breaker = Breaker(pause_seconds=pause_seconds)
         self._process = os.getpid()
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._under_way = 0
         self._moves = 0
         """Of those, how many may write into the pools."""
@@ -72,12 +73,12 @@ class Calls:
             raise StoreClosedError(msg)
 
     def _enter(self, *, is_local: bool = False) -> None:
-        with self._changed:
+        with self._lock:
             self._check(is_open=not (self._is_closed if is_local else self._is_closing))
             self._under_way += 1
 
     def _leave(self) -> None:
-        with self._changed:
+        with self._lock:
             self._under_way -= 1
             self._changed.notify_all()
 
@@ -87,13 +88,13 @@ class Calls:
         Returns:
             False when the time is over first.
         """
-        with self._changed:
+        with self._lock:
             self._is_closing = True
             return self._changed.wait_for(lambda: not self._moves, seconds)
 
     def close(self) -> None:
         """Make no more calls. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._is_closing = self._is_closed = True
             idle, self._idle = self._idle, []
         for lane in idle:
@@ -101,7 +102,7 @@ class Calls:
 
     def wait(self, seconds: float | None) -> bool:
         """Wait until no call is under way; False when the time is over first."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: not self._under_way, seconds)
 
     # ---- whether it answers -----------------------------------------------------------------------
@@ -112,7 +113,7 @@ class Calls:
         Raises:
             StoreTimeoutError: the master did not answer lately, or too many calls hang.
         """
-        with self._changed:
+        with self._lock:
             self._hanging = [task for task in self._hanging if not task.has_ended]
             is_choked = len(self._hanging) >= _MAX_HANGING
         if is_choked or not self._breaker.allow():
@@ -163,7 +164,7 @@ class Calls:
             lane.abandon(task)
             if task.was_dropped:  # before it began
                 self._leave()
-            with self._changed:
+            with self._lock:
                 self._hanging.append(task)
             raise self.give_up(what, f"no answer within {seconds} s")
         self._give_lane(lane)
@@ -188,14 +189,14 @@ class Calls:
         if self._breaker.is_open:
             msg = f"{self}: {what}: the master did not answer lately and is not asked again yet"
             raise StoreTimeoutError(msg)
-        with self._changed:
+        with self._lock:
             self._enter()
             self._moves += of_pools
         began = time.monotonic()
         try:
             return _typed(what, call)
         finally:
-            with self._changed:
+            with self._lock:
                 self._moves -= of_pools
                 self._leave()
             if time.monotonic() - began > seconds:
@@ -214,11 +215,11 @@ class Calls:
             self._leave()
 
     def _take_lane(self) -> Lane:
-        with self._changed:
+        with self._lock:
             return self._idle.pop() if self._idle else Lane("mooncake")
 
     def _give_lane(self, lane: Lane) -> None:
-        with self._changed:
+        with self._lock:
             if not self._is_closed:
                 self._idle.append(lane)
                 return

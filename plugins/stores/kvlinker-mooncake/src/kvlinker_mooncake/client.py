@@ -7,8 +7,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from kvlinker.errors import StoreContractError, StoreError
 from kvlinker_mooncake.calls import Calls
@@ -28,9 +28,8 @@ DRAIN_SECONDS = 15.0
 """How long a client is kept for calls that hang; then it stays as it is until the process ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """An object that can be read."""
+class Found(NamedTuple):
+    """An object that can be read; one is looked at for each object and layer of a load."""
 
     size: int
     places: frozenset[tuple[str, int]] = frozenset()
@@ -76,6 +75,8 @@ class Client:
         self._moving: Counter[str] = Counter()
         """Names whose bytes a call is sending now, which may be one that nobody waits for any more."""
         self._has_closed = False
+        self._states: dict[int, bool] = {}
+        """Number of a copy's state to whether it can be read: the client is slow to tell its name."""
         self._join()
 
     def _join(self) -> None:
@@ -158,7 +159,7 @@ class Client:
             StoreError: the master cannot be asked, or answers with an error.
         """
         codes = self._ask_for("exists", names, self._raw.batch_is_exist)
-        if wrong := [code for code in codes if code < 0 and code != Code.NOT_READY]:
+        if wrong := [code for code in set(codes) if code < 0 and code != Code.NOT_READY]:
             msg = f"{self.calls}: exists was answered with code {wrong[0]}"
             raise StoreError(msg)
         return [code == 1 for code in codes]
@@ -182,10 +183,25 @@ class Client:
             lambda: self._raw.batch_get_replica_desc(names),
             seconds=self._options.answer_seconds,
         )
-        return [
-            None if name not in copies else _in_memory(copies[name]) or self._look_on_disk(name)
-            for name in names
-        ]
+        return [self._found(name, copies[name]) if name in copies else None for name in names]
+
+    def _found(self, name: str, copies: Sequence[RawReplica]) -> Found | None:
+        places = []
+        size = 0
+        for copy in copies:
+            if copy.is_memory_replica() and self._is_complete(copy):
+                place = copy.get_memory_descriptor().buffer_descriptor
+                places.append((place.transport_endpoint, place.buffer_address))
+                size = size or place.size
+        return Found(size, frozenset(places)) if places else self._look_on_disk(name)
+
+    def _is_complete(self, copy: RawReplica) -> bool:
+        status = copy.status
+        number = int(status)
+        known = self._states.get(number)
+        if known is None:
+            known = self._states[number] = status.name == _COMPLETE
+        return known
 
     def _look_on_disk(self, name: str) -> Found | None:
         """Return what is known of an object that has copies, and none in memory."""
@@ -435,19 +451,6 @@ def _await_life(door: socket.socket) -> None:
 def _leave_late(raw: RawClient, code: int) -> None:
     if not code:
         raw.close()
-
-
-def _in_memory(copies: Sequence[RawReplica]) -> Found | None:
-    """Return what is known of an object that has whole copies in memory."""
-    buffers = [
-        copy.get_memory_descriptor().buffer_descriptor
-        for copy in copies
-        if copy.status.name == _COMPLETE and copy.is_memory_replica()
-    ]
-    if not buffers:
-        return None
-    places = frozenset((one.transport_endpoint, one.buffer_address) for one in buffers)
-    return Found(size=buffers[0].size, places=places)
 
 
 def _parts(names: Sequence[str]) -> Iterator[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlinker.description import IndexArray
 from kvlinker.errors import ContractError, StoreClosedError, StoreError, StoreTimeoutError
 from kvlinker.plans import TransferPlan
 from kvlinker.registration import RegisteredMemory
@@ -25,19 +25,20 @@ _KEPT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Index:
-    """Where regions begin and end, in order."""
+    """Where regions begin and end, in order; they do not overlap."""
 
-    bases: IndexArray
-    ends: IndexArray
-    """One at least, so that there is something to look at."""
+    bases: list[int]
+    ends: list[int]
 
     @classmethod
     def of(cls, regions: Sequence[MemoryRegion]) -> _Index:
         ordered = sorted((one.base_ptr, one.end_ptr) for one in regions)
-        return cls(
-            bases=np.array([base for base, _ in ordered], dtype=np.int64),
-            ends=np.array([end for _, end in ordered] or [0], dtype=np.int64),
-        )
+        return cls(bases=[base for base, _ in ordered], ends=[end for _, end in ordered])
+
+    def has(self, base: int, end: int) -> bool:
+        """Whether memory lies within one region: within the last that begins before it."""
+        at = bisect_right(self.bases, base) - 1
+        return at >= 0 and end <= self.ends[at]
 
 
 class PoolMemory:
@@ -77,17 +78,14 @@ class PoolMemory:
         """
         spans = plan.spans
         ends = spans.base + (spans.span_rows - 1) * spans.stride + spans.row_bytes
-        # The region that begins last before a span: regions do not overlap.
         index = self._index
-        at = np.searchsorted(index.bases, spans.base, side="right") - 1
-        is_inside = ends <= np.where(at < 0, 0, index.ends[at])
-        if not is_inside.all():
-            label = spans.labels[int(np.argmin(is_inside))]
-            msg = (
-                f"pool {plan.pool!r}: the memory of {label!r} is in none of {len(index.bases)} registered "
-                f"regions; register the group's regions with the store first"
-            )
-            raise ContractError(msg)
+        for number, (base, end) in enumerate(zip(spans.base.tolist(), ends.tolist(), strict=True)):
+            if not index.has(base, end):
+                msg = (
+                    f"pool {plan.pool!r}: the memory of {spans.labels[number]!r} is in none of "
+                    f"{len(index.bases)} registered regions; register the group's regions with the store first"
+                )
+                raise ContractError(msg)
 
 
 class Blocks:

@@ -11,7 +11,8 @@ from kvlinker.store import ObjectKey
 __all__ = ["Names"]
 
 
-_SPLIT = 2 * NAMESPACE_BYTES
+_REST_BYTES = OBJECT_KEY_BYTES - NAMESPACE_BYTES
+"""Of a key behind its namespace: as many end a name, and one separator stands before them."""
 
 
 class Names:
@@ -20,6 +21,7 @@ class Names:
     def __init__(self, prefix: str) -> None:
         """Take what all names begin with."""
         self._prefix = prefix
+        self._begin = f"{prefix}/"
 
     def of_object(self, key: ObjectKey) -> str:
         """Return the name of an object.
@@ -27,12 +29,16 @@ class Names:
         Raises:
             ContractError: that is no object key.
         """
-        digits = digits_of_key(key)
-        return f"{self._prefix}/{digits[:_SPLIT]}/{digits[_SPLIT:]}"
+        (name,) = self.of_objects([key])
+        return name
 
     def of_objects(self, keys: Sequence[ObjectKey]) -> list[str]:
         """Return the names of objects, in order; see `of_object`."""
-        return [self.of_object(key) for key in keys]
+        if set(map(len, keys)) - {OBJECT_KEY_BYTES}:
+            for key in keys:
+                digits_of_key(key)  # which raises, and says how a key is made
+        begin = self._begin
+        return [begin + key.hex("/", _REST_BYTES) for key in keys]
 
     def pattern_of(self, namespace: bytes) -> str:
         """Return the regular expression that the names of a namespace's objects match, and no others.
@@ -40,11 +46,11 @@ class Names:
         Raises:
             ContractError: that is no namespace.
         """
-        digits = 2 * (OBJECT_KEY_BYTES - NAMESPACE_BYTES)
+        digits = 2 * _REST_BYTES
         return f"^{self._prefix}/{digits_of_namespace(namespace)}/[0-9a-f]{{{digits}}}$"
 
     def is_object(self, name: str) -> bool:
         """Whether a name is one that an object of this store has."""
-        return name.startswith(f"{self._prefix}/") and len(name) == len(
+        return name.startswith(self._begin) and len(name) == len(
             self.of_object(bytes(OBJECT_KEY_BYTES))
         )

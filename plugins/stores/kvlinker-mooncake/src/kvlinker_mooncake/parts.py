@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvlinker.plans import TransferPlan
+from kvlinker.plans import LayerMetadata, TransferPlan
 
 __all__ = ["MAX_BUFFERS", "CallPart", "buffers_of", "parts_of"]
 
@@ -26,13 +26,10 @@ class CallPart:
     sizes: list[list[int]] = field(default_factory=list)
     offsets: list[list[int]] = field(default_factory=list)
     """Of the bytes in the object."""
+    expected: list[int] = field(default_factory=list)
+    """Bytes that each object has to give."""
     owner: object = None
     """What keeps host memory alive that a call may still write into when nobody waits for it any more."""
-
-    @property
-    def expected(self) -> list[int]:
-        """Bytes that each object has to give."""
-        return [sum(sizes) for sizes in self.sizes]
 
     @property
     def buffers(self) -> int:
@@ -45,6 +42,7 @@ class CallPart:
         self.names.append(name)
         for column, values in zip((self.pointers, self.sizes, self.offsets), ranges, strict=True):
             column.append(values)
+        self.expected.append(sum(ranges[1]))
 
 
 def buffers_of(plan: TransferPlan) -> int:
@@ -67,8 +65,38 @@ def parts_of(
     if not len(positions):
         return
     chosen = plan if len(positions) == plan.num_pages else plan.select(np.array(positions))
+    lists = chosen.nested_lists(packed=True)
+    if chosen.pages.contiguous and len(lists[1][0]) <= MAX_BUFFERS:
+        yield from _even_parts(lists, positions, names, call_bytes)
+    else:
+        yield from _uneven_parts(lists, positions, names, call_bytes)
+
+
+def _even_parts(
+    lists: LayerMetadata, positions: Sequence[int], names: Sequence[str], call_bytes: int
+) -> Iterator[CallPart]:
+    """Yield parts of objects whose ranges are all alike, by counting: a layer of few objects is soon moved."""
+    ranges, size = len(lists[1][0]), sum(lists[1][0])
+    each = max(1, min(MAX_BUFFERS // max(1, ranges), call_bytes // max(1, size)))
+    for start in range(0, len(positions), each):
+        cut = slice(start, start + each)
+        chosen = list(positions[cut])
+        pointers, sizes, offsets = (column[cut] for column in lists)
+        yield CallPart(
+            positions=chosen,
+            names=[names[at] for at in chosen],
+            pointers=pointers,
+            sizes=sizes,
+            offsets=offsets,
+            expected=[size] * len(chosen),
+        )
+
+
+def _uneven_parts(
+    lists: LayerMetadata, positions: Sequence[int], names: Sequence[str], call_bytes: int
+) -> Iterator[CallPart]:
     part, room = CallPart(), call_bytes
-    for position, *ranges in zip(positions, *chosen.nested_lists(packed=True), strict=True):
+    for position, *ranges in zip(positions, *lists, strict=True):
         pointers, sizes, offsets = ranges
         total = sum(sizes)
         if part.positions and (part.buffers + len(sizes) > MAX_BUFFERS or total > room):

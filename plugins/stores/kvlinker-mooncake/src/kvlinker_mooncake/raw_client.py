@@ -39,6 +39,8 @@ class _Status(Protocol):
     @property
     def name(self) -> str: ...
 
+    def __int__(self) -> int: ...
+
 
 class RawReplica(Protocol):
     """One copy of an object, as the client describes it."""

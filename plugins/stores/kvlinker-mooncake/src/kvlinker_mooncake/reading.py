@@ -49,6 +49,8 @@ class MooncakeReadSession(ReadSession):
     @property
     def _good(self) -> list[int]:
         """Positions of objects of which nothing is wrong so far."""
+        if self._statuses.count(ReadStatus.OK) == len(self._statuses):
+            return list(range(len(self._statuses)))
         return [at for at, status in enumerate(self._statuses) if status is ReadStatus.OK]
 
     def _check(self, plan: TransferPlan) -> None:
@@ -118,6 +120,8 @@ class DirectReadSession(MooncakeReadSession):
         """
         good = self._good
         now = self._state.look([self._names[at] for at in good])
+        if now == [self._found[at] for at in good]:
+            return
         gone = [at for at, one in zip(good, now, strict=True) if not self._found[at].is_still(one)]
         for at in gone:
             self._statuses[at] = ReadStatus.MISS
@@ -163,6 +167,8 @@ class DirectReadSession(MooncakeReadSession):
         late = []
         for part in self._parts(plan, positions, until):
             codes = self._state.client.get_whole(part, into_pools=True)
+            if codes == part.expected:
+                continue
             for at, code, size in zip(part.positions, codes, part.expected, strict=True):
                 if code == Code.LEASE_OVER:
                     late.append(at)
@@ -186,7 +192,8 @@ class DirectReadSession(MooncakeReadSession):
 
     def _read_parts(self, plan: TransferPlan, memory: DeviceAccess, until: float) -> None:
         with self._lock:
-            self._start([at for at in self._good if at not in self._started | self._whole_only])
+            known = self._started | self._whole_only
+            self._start([at for at in self._good if at not in known])
         again = self._try_ranges(plan, self._ranged_ones(), until)
         if again:
             # The lease is over, or another reader of the same objects has ended the client's session.
@@ -199,13 +206,16 @@ class DirectReadSession(MooncakeReadSession):
             self._read_through_host(plan, at, memory, until)
 
     def _ranged_ones(self) -> list[int]:
-        return [at for at in self._good if at not in self._whole_only]
+        good, apart = self._good, self._whole_only
+        return [at for at in good if at not in apart] if apart else good
 
     def _try_ranges(self, plan: TransferPlan, positions: Sequence[int], until: float) -> list[int]:
         """Read ranges, and return the objects that may be readable in another way."""
         again: dict[int, None] = {}
         for part in self._parts(plan, positions, until):
             codes = self._state.client.get_ranges(part)
+            if codes == part.expected:
+                continue
             for at, code, size in zip(part.positions, codes, part.expected, strict=True):
                 if code in WHOLE_ONLY or code == Code.LEASE_OVER:
                     again[at] = None

@@ -75,9 +75,9 @@ class StoreState:
 
     def _shown(self, names: Sequence[str]) -> Sequence[str]:
         """Return what may be asked for: a question takes a lease, and what is hidden waits for the last one's end."""
-        hidden = self.removals.are_hidden(names)
-        if not any(hidden):
+        if not self.removals.hidden:
             return names
+        hidden = self.removals.are_hidden(names)
         return [name for name, is_hidden in zip(names, hidden, strict=True) if not is_hidden]
 
     def count(self, name: str, number: int = 1) -> None:
