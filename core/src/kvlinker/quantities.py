@@ -43,13 +43,14 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("20GiB"), parse_bytes("1.5 MB"), parse_bytes("4096")
     (21474836480, 1500000, 4096)
     """
-    return int(_scaled(text, _BYTES, "a number of bytes such as 4096 or 20GiB"))
+    number, factor = _parts(text, _BYTES, "a number of bytes such as 4096 or 20GiB")
+    return int(number) * factor if number.isdecimal() else int(float(number) * factor)
 
 
 def as_bytes(
     value: object, what: str, *, at_least: int | None = None, at_most: int | None = None
 ) -> int:
-    """Return bytes from what an option may be: an integer, or a text as `parse_bytes` takes it.
+    """Return bytes from what an option may be: a whole number, or a text as `parse_bytes` takes it.
 
     Args:
         value: the option's.
@@ -60,17 +61,26 @@ def as_bytes(
     Raises:
         ContractError: it is neither, or out of bounds.
 
-    >>> as_bytes("64MiB", "call_bytes"), as_bytes(4096, "call_bytes")
-    (67108864, 4096)
+    >>> as_bytes("64MiB", "call_bytes"), as_bytes(4096, "call_bytes"), as_bytes(2e10, "call_bytes")
+    (67108864, 4096, 20000000000)
     """
-    if not isinstance(value, str):
-        return as_integer(value, what, at_least=at_least, at_most=at_most)
+    return as_integer(_whole(value, what), what, at_least=at_least, at_most=at_most)
+
+
+def _whole(value: object, what: str) -> int:
+    if isinstance(value, str):
+        try:
+            return parse_bytes(value)
+        except ContractError as error:
+            msg = f"{what}: {error}"
+            raise ContractError(msg) from error
+    if isinstance(value, float) and value.is_integer():  # JSON has one kind of number
+        return int(value)
     try:
-        size = parse_bytes(value)
+        return as_integer(value, what)
     except ContractError as error:
-        msg = f"{what}: {error}"
+        msg = f"{what} must be a whole number of bytes or a text such as '20GiB', got {value!r}"
         raise ContractError(msg) from error
-    return as_integer(size, what, at_least=at_least, at_most=at_most)
 
 
 def parse_seconds(text: str) -> float:
@@ -82,17 +92,18 @@ def parse_seconds(text: str) -> float:
     >>> parse_seconds("90s"), parse_seconds("1.5h"), parse_seconds("7d")
     (90.0, 5400.0, 604800.0)
     """
-    return _scaled(text, _SECONDS, "a span of time such as 90s, 12h or 7d")
+    number, factor = _parts(text, _SECONDS, "a span of time such as 90s, 12h or 7d")
+    return float(number) * factor
 
 
-def _scaled(text: str, units: dict[str, int], expected: str) -> float:
+def _parts(text: str, units: dict[str, int], expected: str) -> tuple[str, int]:
+    """Return the number that a text begins with, and what its unit multiplies that by."""
     match = _QUANTITY.fullmatch(text.strip())
     factor = units.get(match[2].lower()) if match else None
     if match is None or factor is None:
         msg = f"{text!r} is not {expected}"
         raise ContractError(msg)
-    scaled = float(match[1]) * factor
-    if not math.isfinite(scaled):
+    if not math.isfinite(float(match[1]) * factor):
         msg = f"a number of {len(match[1])} digits is not {expected}"
         raise ContractError(msg)
-    return scaled
+    return match[1], factor

@@ -187,8 +187,8 @@ def test_the_user_s_own_folder_is_made_for_the_user_alone_and_used_again(
         ({"capacity": "4MiB", "keep": 1}, "keep must be true or false, got 1"),
         ({"capacity": "1MiB"}, "capacity must be at least"),
         ({"capacity": "much"}, "capacity must be a whole number of bytes or a text"),
-        ({"capacity": "4MiB", "pin_bytes": "x"}, "pin_bytes must be a whole number of bytes"),
-        ({"capacity": "4MiB", "pin_bytes": -1}, "pin_bytes must be 0 or more, got -1"),
+        ({"capacity": "4MiB", "pin_bytes": "x"}, "pin_bytes: 'x' is not a number of bytes"),
+        ({"capacity": "4MiB", "pin_bytes": -1}, "pin_bytes must be at least 0, got -1"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(config: Mapping[str, object], text: str) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
-from kvlinker.errors import ContractError
-from kvlinker.spelling import nearest_names
-from kvlinker_file import FileStoreOptions, parse_size
+from kvlinker.quantities import as_bytes
+from kvlinker.store_options import as_flag, check_names
+from kvlinker_file import FileStoreOptions
 
 __all__ = ["MemoryStoreOptions"]
 
@@ -42,9 +42,7 @@ class MemoryStoreOptions:
     """How long `close` waits for calls that still run."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.keep, bool):
-            msg = f"memory store: keep must be true or false, got {self.keep!r}"
-            raise ContractError(msg)
+        as_flag(self.keep, "memory store: keep")
 
     @classmethod
     def of_config(cls, config: Mapping[str, object]) -> Self:
@@ -54,15 +52,7 @@ class MemoryStoreOptions:
             ContractError: an option is unknown or missing.
         """
         known = [item.name for item in fields(cls)]
-        for name in config:
-            if name not in known:
-                close = " or ".join(map(repr, nearest_names(str(name), known)))
-                hint = f"did you mean {close}?" if close else f"known are {sorted(known)}"
-                msg = f"memory store: unknown option {name!r}; {hint}"
-                raise ContractError(msg)
-        if "capacity" not in config:
-            msg = "memory store: option 'capacity' is needed, such as capacity='8GiB'"
-            raise ContractError(msg)
+        check_names("memory store", config, known, needed={"capacity": "'8GiB'"})
         return cls(**config)  # type: ignore[arg-type]  # the file store's options check every value
 
     def pinned_bytes(self) -> int:
@@ -73,11 +63,7 @@ class MemoryStoreOptions:
         """
         if self.pin_bytes is None:
             return self.file_options().capacity
-        size = parse_size(self.pin_bytes, option="pin_bytes")
-        if size < 0:
-            msg = f"memory store: pin_bytes must be 0 or more, got {size}"
-            raise ContractError(msg)
-        return size
+        return as_bytes(self.pin_bytes, "memory store: pin_bytes", at_least=0)
 
     def file_options(self) -> FileStoreOptions:
         """Return the options of the file store that it is.
