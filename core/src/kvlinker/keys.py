@@ -16,6 +16,8 @@ __all__ = [
     "OBJECT_KEY_BYTES",
     "KeyBuilder",
     "KeyNamespace",
+    "checked_key",
+    "checked_namespace",
     "digest_fields",
     "encode_fields",
 ]
@@ -28,6 +30,30 @@ _MAX_INTEGER_BITS = 256
 """Ranks, sizes and layers are small; Python refuses to spell very long integers."""
 _MAX_SECRET_BYTES = 64
 """Longest key that BLAKE2b takes (RFC 7693)."""
+
+
+def checked_key(key: bytes) -> bytes:
+    """Return an object key.
+
+    Raises:
+        ContractError: it has another length.
+    """
+    if len(key) != OBJECT_KEY_BYTES:
+        msg = f"an object key has {OBJECT_KEY_BYTES} bytes, got {len(key)}; build it with a KeyBuilder"
+        raise ContractError(msg)
+    return key
+
+
+def checked_namespace(namespace: bytes) -> bytes:
+    """Return what the object keys of a namespace begin with.
+
+    Raises:
+        ContractError: it has another length.
+    """
+    if len(namespace) != NAMESPACE_BYTES:
+        msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; take those that its keys begin with"
+        raise ContractError(msg)
+    return namespace
 
 
 def encode_fields(value: object) -> bytes:

@@ -11,8 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvlinker.errors import ContractError
-from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES
+from kvlinker.keys import checked_key, checked_namespace
 from kvlinker.store import ObjectKey
 
 __all__ = [
@@ -32,10 +31,7 @@ def digits_of_key(key: ObjectKey) -> str:
     Raises:
         ContractError: that is no object key.
     """
-    if len(key) != OBJECT_KEY_BYTES:
-        msg = f"an object key has {OBJECT_KEY_BYTES} bytes, got {len(key)}; build it with a KeyBuilder"
-        raise ContractError(msg)
-    return key.hex()
+    return checked_key(key).hex()
 
 
 def digits_of_namespace(namespace: bytes) -> str:
@@ -44,10 +40,7 @@ def digits_of_namespace(namespace: bytes) -> str:
     Raises:
         ContractError: that is no namespace.
     """
-    if len(namespace) != NAMESPACE_BYTES:
-        msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; nothing was removed"
-        raise ContractError(msg)
-    return namespace.hex()
+    return checked_namespace(namespace).hex()
 
 
 def parts_of(count: int, size: int) -> Iterator[slice]:

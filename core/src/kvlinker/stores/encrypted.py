@@ -112,10 +112,8 @@ class EncryptedStore(WrappedStore):
 
     def open_read(self, request: ReadRequest) -> ReadSession:
         """See Store."""
-        name = type(self._inner).__name__
-        return _EncryptedReadSession(
-            self, name, self._inner.open_read(self._asked(request)), request
-        )
+        inner = self._inner.open_read(self._asked(request))
+        return _EncryptedReadSession(self, self._inner_name, inner, request)
 
     def prefetch(self, request: ReadRequest, *, range_bytes: Sequence[int] = ()) -> int:  # noqa: ARG002  # frames are read
         """See Store."""

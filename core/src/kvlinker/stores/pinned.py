@@ -11,7 +11,7 @@ from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
 from kvlinker.event_counts import EventCounts
 from kvlinker.integers import as_integer
-from kvlinker.keys import NAMESPACE_BYTES
+from kvlinker.keys import NAMESPACE_BYTES, checked_namespace
 from kvlinker.store import (
     ObjectKey,
     ReadRequest,
@@ -67,7 +67,7 @@ class PinningStore(WrappedStore):
         if not (math.isfinite(lease_seconds) and 0 < lease_seconds <= _MAX_LEASE_SECONDS):
             msg = f"lease_seconds must be above 0 and at most a day, got {lease_seconds!r}"
             raise ContractError(msg)
-        self._namespaces = frozenset(map(_checked, namespaces))
+        self._namespaces = frozenset(map(checked_namespace, namespaces))
         self._counts = EventCounts(_EVENTS)
         self._pins = Pins(store, self._counts, max_bytes=count, lease_seconds=lease_seconds)
         self._lock = threading.Lock()
@@ -110,7 +110,7 @@ class PinningStore(WrappedStore):
         return answers
 
     def open_read(self, request: ReadRequest) -> ReadSession:
-        """See Store; counts as a use of every object that is there."""
+        """See Store; counts as a use of every object that is asked for."""
         session = self._inner.open_read(request)
         wanted = [*self._named(request.keys), *self._used_often(request.keys)]
         self._pin_wanted(wanted, request.object_bytes)
@@ -177,10 +177,3 @@ def _check_room(store: Store, max_bytes: int) -> None:
             f"pin at most {int(capacity * _SHARE)} B, three quarters of it"
         )
         raise ContractError(msg)
-
-
-def _checked(namespace: bytes) -> bytes:
-    if len(namespace) != NAMESPACE_BYTES:
-        msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}"
-        raise ContractError(msg)
-    return namespace

@@ -11,7 +11,7 @@ from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
 from kvlinker.event_counts import EventCounts
 from kvlinker.integers import as_integer
-from kvlinker.keys import NAMESPACE_BYTES
+from kvlinker.keys import NAMESPACE_BYTES, checked_namespace
 from kvlinker.store import ObjectKey, Store, StoreStats, WriteBatch, WriteStatus
 from kvlinker.stores.chosen_writes import write_chosen
 from kvlinker.stores.usage import MAX_LOAD, Usage, usage_of
@@ -75,7 +75,7 @@ class QuotaStore(WrappedStore):
         what = "quota"
         self._default = None if max_bytes is None else as_integer(max_bytes, what, at_least=0)
         self._limits = {
-            _checked(name): as_integer(limit, f"quota of {name.hex()}", at_least=0)
+            checked_namespace(name): as_integer(limit, f"quota of {name.hex()}", at_least=0)
             for name, limit in (namespaces or {}).items()
         }
         self._refresh_seconds = refresh_seconds
@@ -207,10 +207,3 @@ def _by_key(
             if found.get(key) is not WriteStatus.WRITTEN:
                 found[key] = status
     return found
-
-
-def _checked(namespace: bytes) -> bytes:
-    if len(namespace) != NAMESPACE_BYTES:
-        msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}"
-        raise ContractError(msg)
-    return namespace
