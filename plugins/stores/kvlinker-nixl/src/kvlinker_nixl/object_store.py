@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from kvlinker.device import DeviceAccess
 from kvlinker.errors import StoreError
 from kvlinker.framed_looks import FramedState
-from kvlinker.framed_reads import FramedReadSession
+from kvlinker.framed_store import FramedStore
 from kvlinker.framed_writes import FramedBatch, KeptFramesWrite
 from kvlinker.host_blocks import HostBlocks
 from kvlinker.named_values import parts_of
-from kvlinker.store import (
-    ObjectKey,
-    ReadRequest,
-    ReadSession,
-    Store,
-    StoreCapabilities,
-    StoreStats,
-    WriteBatch,
-    WriteStatus,
-)
+from kvlinker.store import ObjectKey, StoreStats, WriteBatch, WriteStatus
 from kvlinker_nixl.moving import Line
 from kvlinker_nixl.object_catalog import ObjectCatalog
 from kvlinker_nixl.object_values import ObjectValues
 from kvlinker_nixl.options import NixlStoreOptions
 from kvlinker_nixl.state import checksum
 
-__all__ = ["Direction", "ObjectStore"]
+__all__ = ["ObjectLane", "ObjectStore"]
 
 _MAX_OBJECT_BYTES = 4 << 30
 _BLOCK_BYTES = 32 << 20
@@ -45,49 +34,54 @@ _COUNTERS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Direction:
-    """What loads or offloads go through."""
+class ObjectLane(ObjectCatalog):
+    """One direction: what is asked of the bucket, and the line that moves bytes, open and closed as one."""
 
-    line: Line
-    catalog: ObjectCatalog
+    def __init__(self, options: NixlStoreOptions, label: str, line: Line) -> None:
+        """Take a line; see ObjectCatalog."""
+        super().__init__(options, label)
+        self.line = line
 
     @property
     def values(self) -> ObjectValues:
         """The objects, this way."""
-        return ObjectValues(self.line, self.catalog)
+        return ObjectValues(self.line, self)
 
     def check_open(self) -> None:
-        """Do nothing while the store is open.
-
-        Raises:
-            StoreClosedError: it was closed.
-        """
+        """See StoreLane; a child of the process that opened the store is refused as well."""
+        super().check_open()
         self.line.check_open()
 
     def close(self) -> None:
-        """Begin nothing more. Idempotent."""
-        self.catalog.close()
+        """See ObjectCatalog; what moves is waited for, for a while."""
+        super().close()
         self.line.close()
 
 
-class ObjectStore(Store):
+class ObjectStore(FramedStore):
     """Objects of a bucket, which nothing is evicted from."""
 
-    def __init__(self, options: NixlStoreOptions, reads: Direction, writes: Direction) -> None:
+    def __init__(self, options: NixlStoreOptions, reads: ObjectLane, writes: ObjectLane) -> None:
         """Look whether objects can be listed.
 
         Raises:
             StoreError: the server cannot be asked, or has no such bucket.
         """
         self._options = options
-        self._reads = reads
-        self._writes = writes
+        self._catalog = reads
+        self._offloads = writes
         self._state = FramedState(
             checksum=checksum, blocks=HostBlocks(_BLOCK_BYTES), counters=_COUNTERS
         )
+        super().__init__(
+            reads=reads,
+            writes=writes,
+            values=reads.values,
+            framed=self._state,
+            max_object_bytes=_MAX_OBJECT_BYTES,
+        )
         try:
-            next(reads.catalog.pages(), None)
+            next(reads.pages(), None)
         except BaseException:
             self.close()
             raise
@@ -95,17 +89,7 @@ class ObjectStore(Store):
     @property
     def lines(self) -> tuple[Line, Line]:
         """What moves loads and offloads, for figures and tests."""
-        return self._reads.line, self._writes.line
-
-    @property
-    def capabilities(self) -> StoreCapabilities:
-        """See Store."""
-        return StoreCapabilities(
-            persistent=True,
-            shared=True,
-            ranged_reads=True,
-            max_object_bytes=_MAX_OBJECT_BYTES,
-        )
+        return self._catalog.line, self._offloads.line
 
     def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
         """See Store; the server is asked once for each key.
@@ -113,31 +97,13 @@ class ObjectStore(Store):
         Raises:
             StoreError: the server cannot be asked.
         """
-        self._reads.check_open()
-        return tuple(bool(length) for length in self._reads.catalog.lengths(keys))
+        self._catalog.check_open()
+        return tuple(bool(length) for length in self._catalog.lengths(keys))
 
-    def write(
-        self,
-        batches: Sequence[WriteBatch],
-        memory: DeviceAccess,
-        *,
-        may_publish: Callable[[], bool],
-    ) -> tuple[tuple[WriteStatus, ...], ...]:
-        """See Store.
-
-        Raises:
-            StoreError: the server cannot be asked; nothing was published.
-        """
-        self._writes.check_open()
-        write = _ObjectWrite(self._writes, self._state, batches, self._options)
-        return write.run(memory, may_publish)
-
-    def open_read(self, request: ReadRequest) -> ReadSession:
-        """See Store."""
-        self._reads.check_open()
-        return FramedReadSession(
-            self._reads.values, self._state, request, check_open=self._reads.check_open
-        )
+    def begin_write(self, batches: Sequence[WriteBatch]) -> _ObjectWrite:
+        """See FramedStore."""
+        self._offloads.check_up()
+        return _ObjectWrite(self._offloads, self._state, batches, self._options)
 
     def delete(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
         """See Store; of two that remove an object at once, both may hear that it was there.
@@ -145,8 +111,8 @@ class ObjectStore(Store):
         Raises:
             StoreError: the server cannot be asked; some may have been removed.
         """
-        self._reads.check_open()
-        return tuple(self._reads.catalog.remove(keys))
+        self._catalog.check_open()
+        return tuple(self._catalog.remove(keys))
 
     def clear(self, namespace: bytes) -> int:
         """See Store.
@@ -155,8 +121,8 @@ class ObjectStore(Store):
             ContractError: that is no namespace.
             StoreError: the server cannot be asked; some may have been removed.
         """
-        self._reads.check_open()
-        return self._reads.catalog.clear(namespace)
+        self._catalog.check_open()
+        return self._catalog.clear(namespace)
 
     def stats(self) -> StoreStats:
         """See Store; objects are listed, up to 200,000 of them, and the counter `uncounted` is 1 where there are more.
@@ -166,7 +132,7 @@ class ObjectStore(Store):
         """
         counters = dict(self._state.counters)
         objects = used = 0
-        for page in self._reads.catalog.pages():
+        for page in self._catalog.pages():
             objects += len(page)
             used += sum(size for _, size in page)
             if objects >= _COUNTED:
@@ -174,18 +140,13 @@ class ObjectStore(Store):
                 break
         return StoreStats(objects=objects, used_bytes=used, capacity_bytes=None, counters=counters)
 
-    def close(self) -> None:
-        """See Store; objects stay."""
-        self._reads.close()
-        self._writes.close()
-
 
 class _ObjectWrite(KeptFramesWrite):
     """One call of `write`."""
 
     def __init__(
         self,
-        writes: Direction,
+        writes: ObjectLane,
         state: FramedState,
         batches: Sequence[WriteBatch],
         options: NixlStoreOptions,

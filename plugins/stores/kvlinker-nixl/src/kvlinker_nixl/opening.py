@@ -13,8 +13,7 @@ from kvlinker_nixl.agents import Agent, Memory
 from kvlinker_nixl.depots import LocalDepot
 from kvlinker_nixl.library import Client, load_client
 from kvlinker_nixl.moving import Line, LineLimits, Target
-from kvlinker_nixl.object_catalog import ObjectCatalog
-from kvlinker_nixl.object_store import Direction, ObjectStore
+from kvlinker_nixl.object_store import ObjectLane, ObjectStore
 from kvlinker_nixl.options import Backend, NixlStoreOptions
 from kvlinker_nixl.peer_depot import Channel, PeerDepot
 from kvlinker_nixl.registering import PoolRegistrations
@@ -187,14 +186,13 @@ def _open_peer(options: NixlStoreOptions, client: Client) -> Store:
 
 
 def _open_objects(options: NixlStoreOptions, client: Client) -> Store:
-    catalogs = [
-        ObjectCatalog(options, f"nixl store {options.place}, {name}")
-        for name in ("lookups", "offloads")
-    ]
     lines = make_lines(options, client, _object_params(options))
-    reads = Direction(line=lines.reads, catalog=catalogs[0])
-    writes = Direction(line=lines.writes, catalog=catalogs[1])
-    return ObjectStore(options, reads, writes)
+    with _closing_on_error(lines.close):
+        reads, writes = (
+            ObjectLane(options, f"nixl store {options.place}, {name}", line)
+            for name, line in (("lookups", lines.reads), ("offloads", lines.writes))
+        )
+        return ObjectStore(options, reads, writes)
 
 
 def _object_params(options: NixlStoreOptions) -> Mapping[str, str]:
