@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
-from linker_rig import NAMESPACE, PATIENT, linked
+from linker_rig import NAMESPACE, PATIENT, linked, wait_for
 
 from kvlinker.description import RankAxis
 from kvlinker.device import HostAccess
@@ -70,8 +68,7 @@ def offload(store: Store, entry: DevicePoolEntry) -> Linker:
     group = DevicePoolGroup([entry], 1, 4, layout="test/1")
     linker = Linker(group, store, NAMESPACE, device=HostAccess(), options=PATIENT)
     assert linker.offload([PoolTransfer(name=KV, keys=KEYS, device_indices=range(16))])
-    while not linker.num_completed_offloads():
-        time.sleep(0.001)
+    wait_for(lambda: linker.num_completed_offloads() == 1, "the offload")
     assert linker.pop_completed_offload()
     linker.close()
     return linker

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -23,7 +22,6 @@ from kvlinker.stores.tiered import TieredStore
 from kvlinker.stores.write_back import WriteBackLimits
 from kvlinker.testing import (
     Call,
-    FakePools,
     Family,
     FaultStore,
     MemoryStore,
@@ -32,8 +30,7 @@ from kvlinker.testing import (
     fake_group,
     page_keys,
 )
-
-LIMIT_SECONDS = 60.0
+from kvlinker.testing.small_linkers import load_pages, offload_pages
 
 
 def shaky(store: Store) -> Store:
@@ -64,36 +61,16 @@ POLICIES: Mapping[str, Callable[[Store], Store]] = {
 }
 
 
-def offload(linker: Linker, pools: FakePools, pages: int) -> bool:
-    transfers = pools.page_transfers(page_keys(pages), {"kv": range(pages)})
-    pools.fill(transfers)
-    assert linker.offload(transfers)
-    end = time.monotonic() + LIMIT_SECONDS
-    while not linker.num_completed_offloads():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-    return linker.pop_completed_offload()
-
-
-def restore(linker: Linker, pools: FakePools, rid: str, pages: int) -> None:
-    """Load a prefix into other pages, and compare every byte."""
-    pools.memory.poison()
-    target = pools.page_transfers(page_keys(pages), {"kv": range(8, 8 + pages)})
-    assert linker.load(rid, target)
-    assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
-    assert pools.wrong_pages(target) == ()
-
-
 @pytest.mark.parametrize("name", POLICIES)
 def test_what_was_stored_through_a_policy_is_restored_byte_for_byte(name: str) -> None:
     inner, pools = MemoryStore(), fake_group(Family.MHA, pages=16)
     store = POLICIES[name](inner)
     linker = Linker(pools.group, store, NAMESPACE, device=pools.access(), options=PATIENT)
 
-    first = offload(linker, pools, 4)
-    stored = first or offload(linker, pools, 4)
+    first = offload_pages(linker, pools, page_keys(4))
+    stored = first or offload_pages(linker, pools, page_keys(4))
     found = linker.lookup("a", pools.lookup_transfers(page_keys(4)))
-    restore(linker, pools, "a", 4)
+    assert load_pages(linker, pools, page_keys(4), rid="a")
 
     assert first is (name not in ("admission", "all"))
     assert stored
@@ -119,9 +96,9 @@ def test_what_went_through_everything_at_once_is_restored_layer_by_layer_near_an
     inner, pools = MemoryStore(), fake_group(family, pages=16)
     store = deep(FaultStore(inner, [Rule(call=Call.CLOSE, fault=Raise(error=StoreError("stay")))]))
     linker = Linker(pools.group, store, NAMESPACE, device=pools.access(), options=PATIENT)
-    assert offload(linker, pools, 4)
+    assert offload_pages(linker, pools, page_keys(4))
     assert linker.lookup("near", pools.lookup_transfers(page_keys(4))) == [1, 2, 3, 4]
-    restore(linker, pools, "near", 4)
+    assert load_pages(linker, pools, page_keys(4), rid="near")
     linker.close()
     with pytest.raises(StoreError, match="stay"):
         store.close()  # behind what is written back
@@ -129,7 +106,7 @@ def test_what_went_through_everything_at_once_is_restored_layer_by_layer_near_an
     again = deep(inner)
     linker = Linker(pools.group, again, NAMESPACE, device=pools.access(), options=PATIENT)
     assert linker.lookup("far", pools.lookup_transfers(page_keys(4))) == [1, 2, 3, 4]
-    restore(linker, pools, "far", 4)
+    assert load_pages(linker, pools, page_keys(4), rid="far")
 
     assert again.stats().counters["far_hits"] == 4 * len(pools.group.entries)
     linker.close()
@@ -142,10 +119,10 @@ def test_l8_pages_over_a_quota_are_a_failed_tail_and_those_before_it_are_restore
     store = QuotaStore(MemoryStore(), max_bytes=3 * size)
     linker = Linker(pools.group, store, NAMESPACE, device=pools.access(), options=PATIENT)
 
-    assert not offload(linker, pools, 5)
+    assert not offload_pages(linker, pools, page_keys(5))
 
     assert linker.lookup("a", pools.lookup_transfers(page_keys(5))) == [1, 2, 3]
-    restore(linker, pools, "a", 3)
+    assert load_pages(linker, pools, page_keys(3), rid="a")
     assert linker.metrics.snapshot().events["offload_errors"] == 1
     linker.close()
     store.close()

@@ -9,8 +9,6 @@ import pytest
 from tiers_rig import Tiers
 
 from kvlinker.errors import ContractError, DeviceCopyError, StoreError, StoreTimeoutError
-from kvlinker.keys import KeyNamespace
-from kvlinker.linker import Linker
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.stores.tiered import TieredStore, tiered
 from kvlinker.testing import (
@@ -24,10 +22,10 @@ from kvlinker.testing import (
     Moment,
     Raise,
     Rule,
-    fake_group,
     page_keys,
 )
 from kvlinker.testing.shelves import LAYERS, Shelf, object_keys
+from kvlinker.testing.small_linkers import SmallLinker
 
 OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT
 WRITTEN, FULL, FAILED = WriteStatus.WRITTEN, WriteStatus.FULL, WriteStatus.FAILED
@@ -458,28 +456,17 @@ def test_stores_that_read_in_no_common_way_are_refused() -> None:
 @pytest.mark.parametrize("family", [Family.MHA, Family.DSA])
 def test_a_linker_loads_from_far_layer_by_layer_and_from_near_the_next_time(family: Family) -> None:
     tiers = Tiers()
-    pools = fake_group(family, pages=8)
-    namespace = KeyNamespace(model_id="small", producer="test")
-    linker = Linker(pools.group, tiers.store, namespace, device=pools.access())
     keys = page_keys(3)
-    source, target = (pools.page_transfers(keys, {"kv": at}) for at in ([0, 1, 2], [7, 5, 6]))
-    pools.fill(source)
-    assert linker.offload(source)
-    while not linker.num_completed_offloads():
-        time.sleep(0.001)
-    assert linker.pop_completed_offload()
-    objects = tiers.store.stats().objects
-    tiers.forget_near()
+    with SmallLinker(tiers.store, family=family) as linker:
+        assert linker.offload(keys)
+        objects = tiers.store.stats().objects
+        tiers.forget_near()
 
-    for _ in range(2):
-        pools.memory.poison()
-        assert linker.lookup("request", pools.lookup_transfers(keys)) == [1, 2, 3]
-        assert linker.load("request", target)
-        assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
-        assert pools.wrong_pages(target) == ()
-        end = time.monotonic() + 60
-        while tiers.count("promoted") < objects and time.monotonic() < end:
-            time.sleep(0.001)  # sessions are closed behind the answer
+        for _ in range(2):
+            assert linker.lookup(keys) == [1, 2, 3]
+            assert linker.load(keys)
+            end = time.monotonic() + 60
+            while tiers.count("promoted") < objects and time.monotonic() < end:
+                time.sleep(0.001)  # sessions are closed behind the answer
 
     assert (tiers.count("disk_hits"), tiers.count("ram_hits")) == (objects, objects)
-    linker.close()

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kvlinker.errors import ContractError, StoreError, StoreTimeoutError
-from kvlinker.keys import NAMESPACE_BYTES, KeyNamespace
-from kvlinker.linker import Linker
+from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import Integrity, ObjectKey, ReadStatus, Store, WriteStatus
 from kvlinker.stores.tiered import TieredStore
 from kvlinker.stores.wrapped import WrappedStore
@@ -18,17 +17,16 @@ from kvlinker.stores.write_back import WriteBackLimits
 from kvlinker.testing import (
     Call,
     CapabilityChoices,
-    Family,
     FaultStore,
     Gate,
     Hang,
     MemoryStore,
     Raise,
     Rule,
-    fake_group,
     page_keys,
 )
 from kvlinker.testing.shelves import LAYERS, Shelf, allow, object_keys
+from kvlinker.testing.small_linkers import SmallLinker
 
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
 WRITTEN, EXISTS, FULL = WriteStatus.WRITTEN, WriteStatus.EXISTS, WriteStatus.FULL
@@ -413,29 +411,18 @@ def test_what_is_written_back_promises_no_more_than_the_near_store_keeps() -> No
 
 def test_a_linker_loads_what_is_near_at_once_and_what_is_far_after_a_restart() -> None:
     tiers = Tiers()
-    pools = fake_group(Family.DSA, pages=8)
-    namespace = KeyNamespace(model_id="small", producer="test")
     keys = page_keys(3)
-    source, target = (pools.page_transfers(keys, {"kv": at}) for at in ([0, 1, 2], [7, 5, 6]))
-    pools.fill(source)
-
     gate = tiers.hang_far()
 
-    for is_near in (True, False):
-        linker = Linker(pools.group, tiers.store, namespace, device=pools.access())
-        if is_near:
-            assert linker.offload(source)
-            while not linker.num_completed_offloads():
-                time.sleep(0.001)
-            assert linker.pop_completed_offload()
-            assert tiers.far_memory.stats().objects == 0
-        else:
-            gate.open()
-            assert tiers.store.flush(60)
-            tiers.near_memory.delete(tiers.near_memory.keys())
-        pools.memory.poison()
-        assert linker.lookup("request", pools.lookup_transfers(keys)) == [1, 2, 3]
-        assert linker.load("request", target)
-        assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
-        assert pools.wrong_pages(target) == ()
-        linker.close()
+    with SmallLinker(tiers.store) as linker:
+        assert linker.offload(keys)
+        assert tiers.far_memory.stats().objects == 0
+        assert linker.lookup(keys) == [1, 2, 3]
+        assert linker.load(keys)
+    gate.open()
+    assert tiers.store.flush(60)
+    tiers.near_memory.delete(tiers.near_memory.keys())
+
+    with SmallLinker(tiers.store) as linker:
+        assert linker.lookup(keys) == [1, 2, 3]
+        assert linker.load(keys)

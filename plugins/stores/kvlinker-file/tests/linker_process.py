@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-import time
 from pathlib import Path
 
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker, LinkerOptions
 from kvlinker.testing import FakePools, Family, fake_group, page_keys
-from kvlinker.transfers import PageKey, PoolTransfer
+from kvlinker.testing.small_linkers import offload_pages, prefix_transfers
+from kvlinker.transfers import PageKey
 from kvlinker_file import FileStore, FileStoreOptions
 
 _CAPACITY = 8 << 20
@@ -44,12 +44,7 @@ class Engine:
 
     def offload(self, keys: tuple[PageKey, ...]) -> bool:
         """Compute a prefix, store it and return whether all of it was."""
-        transfers = self._transfers(keys, first_page=0)
-        self.pools.fill(transfers)
-        accepted = self.linker.offload(transfers)
-        while accepted and not self.linker.num_completed_offloads():
-            time.sleep(0.001)
-        return accepted and self.linker.pop_completed_offload()
+        return offload_pages(self.linker, self.pools, keys)
 
     def restore(self, keys: tuple[PageKey, ...]) -> tuple[int, int]:
         """Load the longest stored prefix into other pages; return its length, and how many places are wrong."""
@@ -58,18 +53,10 @@ class Engine:
         found = max(self.linker.lookup(request, self.pools.lookup_transfers(keys)), default=0)
         if not found:
             return 0, 0
-        transfers = self._transfers(keys[:found], first_page=8)
+        transfers = prefix_transfers(self.pools, keys[:found], range(8, 8 + found))
         assert self.linker.load(request, transfers)
         assert self.linker.finish_layer_wise_loading(self.linker.start_layer_wise_loading())
         return found, len(self.pools.wrong_pages(transfers))
-
-    def _transfers(self, keys: tuple[PageKey, ...], first_page: int) -> tuple[PoolTransfer, ...]:
-        windows = self.pools.windows
-        pages = {
-            name: range(first_page, first_page + min(len(keys), windows.get(name, len(keys))))
-            for name in self.pools.logical_pools
-        }
-        return self.pools.page_transfers(keys, pages)
 
     def close(self) -> None:
         """End the linker and the store."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ import pytest
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker, LinkerOptions
 from kvlinker.pinning import HostPins
-from kvlinker.testing import FakePools, Family, OpaqueAccess, OpaqueMemory, fake_group, page_keys
-from kvlinker.transfers import PageKey, PoolTransfer
+from kvlinker.testing import Family, OpaqueAccess, OpaqueMemory, fake_group, page_keys
+from kvlinker.testing.small_linkers import load_pages, offload_pages
 from kvlinker_memory import MemoryStoreOptions, open_memory_store
 
 KEYS = page_keys(4)
@@ -19,17 +18,6 @@ PATIENT = LinkerOptions(
     lookup_seconds=60, load_seconds=60, offload_seconds=60, hold_seconds=60, quiesce_seconds=60
 )
 """Deadlines that a busy machine does not reach."""
-
-
-def transfers(
-    pools: FakePools, keys: tuple[PageKey, ...], first_page: int
-) -> tuple[PoolTransfer, ...]:
-    windows = pools.windows
-    pages = {
-        name: range(first_page, first_page + min(len(keys), windows.get(name, len(keys))))
-        for name in pools.logical_pools
-    }
-    return pools.page_transfers(keys, pages)
 
 
 @pytest.mark.parametrize("family", [Family.MHA, Family.DSA, Family.V4], ids=lambda f: f.value)
@@ -46,19 +34,10 @@ def test_l13_a_linker_restores_from_pinned_memory_and_closing_lets_go_of_it(
     namespace = KeyNamespace(model_id="tiny", producer="test", weights_version="1")
     linker = Linker(pools.group, store, namespace, device=access, options=PATIENT)
 
-    offered = transfers(pools, KEYS, 0)
-    pools.fill(offered)
-    assert linker.offload(offered)
-    while not linker.num_completed_offloads():
-        time.sleep(0.001)
-    assert linker.pop_completed_offload()
-    memory.poison()
+    assert offload_pages(linker, pools, KEYS)
     assert max(linker.lookup("a request", pools.lookup_transfers(KEYS))) == len(KEYS)
-    wanted = transfers(pools, KEYS, 8)
-    assert linker.load("a request", wanted)
-    assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
+    assert load_pages(linker, pools, KEYS, rid="a request")
 
-    assert not pools.wrong_pages(wanted)
     assert access.pinned_copies > 0
     assert len(pinned) == store.stats().counters["files_pinned"] > 0
     linker.close()
