@@ -1,7 +1,8 @@
 """Compare the NIXL store with NIXL itself on the same bytes, and with a copy in memory.
 
-Objects lie in a file, and in the memory of another process; pages go through host memory of the store, or straight
-from and to the pools. NIXL itself moves each object as one range of a block, and asks for its end without a pause.
+Objects lie in a file, in the memory of another process, and in a bucket; pages go through host memory of the store, or
+straight from and to the pools. NIXL itself moves each object as one range of a block, and asks for its end without a
+pause. The bucket's server is on loopback, one process that takes a core of its own.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from bench_s3 import BUCKET, s3_server
 from measuring import Row, Scale, missing_peer, run_script
 from numpy.typing import NDArray
 from pages import MIB, object_keys
 from remote_stores import SHAPES, Contest, RawClient, Shape, measure_lookup, measure_shape
 
+from kvlinker.secret_references import SecretReference
 from kvlinker_nixl import Backend, NixlStoreOptions, open_nixl_store
 from kvlinker_nixl.agents import Agent, Descriptors
 from kvlinker_nixl.library import ClientAgent, load_client
@@ -36,6 +40,14 @@ WHY_MISSED = (
     "NIXL moves a block in one piece, since it merges what lies side by side; the store moves every range from or to "
     "its own place and compares its checksum, and copies it once more where it is staged"
 )
+WHY_MISSED_OBJECTS = (
+    "before an offload the store asks for each object's length, and before a load for lengths and headers, each a "
+    "question of its own that the server takes as long for as for a range"
+)
+SERVER_KEY = "benchmark"
+"""Name and secret of a key; the server takes any."""
+ENDLESS = 1 << 40
+"""Objects are registered longer than any is."""
 NEAR = {"UCX_TLS": "self,sm,tcp", "UCX_NET_DEVICES": "lo", "UCX_LOG_LEVEL": "fatal"}
 
 
@@ -152,6 +164,68 @@ class PeerClient(Client):
         self._channel.ask("exists", keys="".join(names))
 
 
+@runtime_checkable
+class AskedAgent(ClientAgent, Protocol):
+    """An agent that can be asked what there is, which the store has no use for."""
+
+    def query_memory(
+        self, reg_list: Sequence[tuple[int, int, int, str]], backend: str, mem_type: str
+    ) -> Sequence[object]:
+        """Return what is known of each, None where there is nothing."""
+        ...
+
+
+class ObjectClient(Client):
+    """Objects of the same bucket, registered by their names."""
+
+    def __init__(
+        self, shape: Shape, block: NDArray[np.uint8], options: NixlStoreOptions, number: int
+    ) -> None:
+        """Register the names; `number` is no other client's."""
+        super().__init__(shape, block)
+        self._folder = f"raw{number}"
+        self._agent = load_client().make_agent("objects")
+        self._agent.create_backend(
+            "OBJ",
+            {
+                "bucket": options.bucket,
+                "region": options.region,
+                "endpoint_override": options.endpoint,
+                "scheme": "http",
+                "use_virtual_addressing": "false",
+                "access_key": SERVER_KEY,
+                "secret_key": SERVER_KEY,
+                "req_checksum": "required",
+            },
+        )
+        self._agent.register_memory([(block.ctypes.data, max(1, block.nbytes), 0, "")], "DRAM")
+        names = [(0, ENDLESS, number, f"{self._folder}/{number}") for number in range(len(block))]
+        if names:
+            self._agent.register_memory(names, "OBJ")
+
+    def move(self, operation: str, local: Descriptors, starts: NDArray[np.int64]) -> None:
+        """See Client; an offset of the block is an object and an offset in it."""
+        agent = self._agent
+        numbers, offsets = np.divmod(starts, self.shape.object_bytes)
+        remote = descriptors(offsets, local[:, 1].astype(np.int64), 0)
+        remote[:, 2] = numbers
+        sides = agent.get_xfer_descs(local, "DRAM"), agent.get_xfer_descs(remote, "OBJ")
+        transfer(agent, operation, sides, "objects")
+
+    def forget(self) -> None:
+        """See RawClient; the objects end with their server."""
+
+    def look_up(self, names: Sequence[str]) -> None:
+        """Ask whether objects are there, as many at once as NIXL takes."""
+        if not isinstance(self._agent, AskedAgent):
+            message = "the installed NIXL cannot be asked for objects"
+            raise TypeError(message)
+        asked = [(0, 0, 0, f"{self._folder}/{name}") for name in names]
+        if any(one is not None for one in self._agent.query_memory(asked, "OBJ", "OBJ")):
+            message = "objects were found that nobody wrote"
+            raise RuntimeError(message)
+
+
 @contextmanager
 def peer_server() -> Iterator[int]:
     """Run a peer server on a free port for the length of a block; give the port."""
@@ -214,6 +288,41 @@ def in_a_peer(port: int, *, staged: bool) -> Contest:
     )
 
 
+def in_a_bucket(port: int, secret: Path) -> Contest:
+    """Return what is compared in a bucket, whose pages go through host memory in any case."""
+    numbers = itertools.count()
+    options = NixlStoreOptions(
+        backend=Backend.OBJ,
+        bucket=BUCKET,
+        endpoint=f"http://127.0.0.1:{port}",
+        access_key=SERVER_KEY,
+        secret_key=SecretReference.of_value(f"${{file:{secret}}}"),
+    )
+    return Contest(
+        topic=TOPIC,
+        client="NIXL",
+        make_client=lambda shape, block: ObjectClient(shape, block, options, next(numbers)),
+        open_store=lambda: open_nixl_store(options),
+        moved=16 * MIB,
+        looked_up=512,
+        where="in a bucket, ",
+        why_missed=WHY_MISSED_OBJECTS,
+    )
+
+
+def measure_bucket(scale: Scale) -> Iterator[Row]:
+    """Yield the rows of a bucket, or why there are none."""
+    for module, package in {"obstore": "obstore", "moto": "'moto[s3]' flask flask-cors"}.items():
+        if importlib.util.find_spec(module) is None:
+            reason = f"Error: {module} is not installed: pip install {package}"
+            yield missing_peer(TOPIC, "in a bucket", "NIXL, the same bytes", reason)
+            return
+    with tempfile.TemporaryDirectory() as folder, s3_server() as port:
+        secret = Path(folder) / "secret"
+        secret.write_text(SERVER_KEY)
+        yield from measure_place(in_a_bucket(port, secret), scale)
+
+
 def measure(scale: Scale) -> Iterator[Row]:
     """Yield the rows."""
     if importlib.util.find_spec("nixl_cu12") is None and importlib.util.find_spec("nixl") is None:
@@ -225,6 +334,7 @@ def measure(scale: Scale) -> Iterator[Row]:
             yield from measure_place(in_a_file(Path(folder), staged=staged), scale)
         with peer_server() as port:
             yield from measure_place(in_a_peer(port, staged=staged), scale)
+    yield from measure_bucket(scale)
 
 
 if __name__ == "__main__":
