@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES
+from kvlinker_s3.directory import entries_of, root_of
 
 __all__ = ["sweep"]
 
@@ -30,8 +30,11 @@ def sweep(url: str, prefix: str) -> int:
     """
     latest = time.time() - _OLD_SECONDS
     removed = 0
-    for folder in _folders(Path(unquote(urlsplit(url).path)) / prefix):
+    for folder in _folders(f"{root_of(url)}/{prefix}"):
         for entry in _entries(folder):
+            # Of a million files, nearly all are whole.
+            if "#" not in entry.name:
+                continue
             # Another store may sweep, or rename, at the same time.
             with suppress(FileNotFoundError, PermissionError):
                 if _HALF_WRITTEN.fullmatch(entry.name) and entry.stat().st_mtime < latest:
@@ -40,18 +43,16 @@ def sweep(url: str, prefix: str) -> int:
     return removed
 
 
-def _folders(root: Path) -> Iterator[Path]:
+def _folders(root: str) -> Iterator[str]:
     """Yield the folders that objects are in: 256 for each namespace."""
     for namespace in _entries(root):
         if namespace.is_dir(follow_symlinks=False):
-            for folder in _entries(Path(namespace)):
+            for folder in _entries(namespace.path):
                 if folder.is_dir(follow_symlinks=False):
-                    yield Path(folder)
+                    yield folder.path
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except (FileNotFoundError, PermissionError):
-        return []
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    with suppress(PermissionError):
+        return entries_of(folder)
+    return []

@@ -5,6 +5,7 @@ Keys are written in hexadecimal digits; nothing that a user typed but the prefix
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES
@@ -16,7 +17,7 @@ __all__ = ["Names"]
 _NAMESPACE = 2 * NAMESPACE_BYTES
 """Digits that name the first folder."""
 _FOLDERS = _NAMESPACE + 2
-_DIGITS = frozenset("0123456789abcdef")
+_LEVELS = 2
 
 
 class Names:
@@ -25,6 +26,9 @@ class Names:
     def __init__(self, prefix: str) -> None:
         """Take the folder that all names are in."""
         self.folder = prefix
+        rest = 2 * OBJECT_KEY_BYTES - _FOLDERS
+        digits = f"[0-9a-f]{{{_NAMESPACE}}}/[0-9a-f]{{2}}/[0-9a-f]{{{rest}}}"
+        self._object = re.compile(f"{re.escape(prefix)}/{digits}")
 
     def of_object(self, key: ObjectKey) -> str:
         """Return the name of an object.
@@ -51,9 +55,8 @@ class Names:
 
     def is_object(self, name: str) -> bool:
         """Whether a name is one that an object has; others in the same folder are somebody else's."""
-        digits = name.removeprefix(f"{self.folder}/").replace("/", "")
-        return (
-            len(digits) == 2 * OBJECT_KEY_BYTES
-            and _DIGITS.issuperset(digits)
-            and name == self.of_object(bytes.fromhex(digits))
-        )
+        return self._object.fullmatch(name) is not None
+
+    def levels_below(self, folder: str) -> int:
+        """Return how many levels of folders lie between one and its objects: the store's own, or a namespace's."""
+        return _LEVELS if folder == self.folder else _LEVELS - 1

@@ -6,8 +6,10 @@ import xxhash
 
 from kvlinker.framed_looks import FramedState
 from kvlinker.host_blocks import HostBlocks
+from kvlinker_s3.directory_values import DirectoryValues
 from kvlinker_s3.lanes import Lane
 from kvlinker_s3.names import Names
+from kvlinker_s3.object_values import ObjectValues
 from kvlinker_s3.options import S3StoreOptions
 from kvlinker_s3.values import S3Values
 
@@ -46,11 +48,24 @@ class StoreState:
         self.reads = Lane(options, "loads")
         """For lookups and loads."""
         self.writes = Lane(options, "offloads")
-        self.read_values = S3Values(self.reads, self.names, options.call_bytes)
-        self.write_values = S3Values(self.writes, self.names, options.call_bytes)
+        self.read_values = self._values(self.reads)
+        self.write_values = self._values(self.writes)
         blocks = HostBlocks(BLOCK_BYTES, kept=_KEPT_BLOCKS)
         self.framed = FramedState(
             checksum=xxhash.xxh3_64_intdigest, blocks=blocks, counters=COUNTERS
         )
         self.creates = True
         """Whether the server knows writes that do not replace; until it says otherwise."""
+
+    def _values(self, lane: Lane) -> ObjectValues:
+        """Return the objects as one lane reaches them."""
+        options = self.options
+        if options.scheme != "file":
+            return S3Values(lane, self.names, options.call_bytes)
+        return DirectoryValues(
+            lane,
+            self.names,
+            url=options.url,
+            call_bytes=options.call_bytes,
+            concurrency=options.concurrency,
+        )

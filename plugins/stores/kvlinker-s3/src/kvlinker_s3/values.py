@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from kvlinker.named_values import Beginning, Fetched, NamedValues, Range, parts_of
+from kvlinker.named_values import Beginning, Fetched, Range, parts_of
 from kvlinker.store import ObjectKey
 from kvlinker_s3.lanes import Asked, Lane
 from kvlinker_s3.names import Names
-from kvlinker_s3.requests import begin_of, delete, ranges_of
+from kvlinker_s3.object_values import ObjectValues, groups_of, together
+from kvlinker_s3.requests import begin_of, delete, ranges_of, size_of
+
+if TYPE_CHECKING:
+    from obstore import ListStream, ObjectMeta
+    from obstore.store import ObjectStore
 
 __all__ = ["S3Values"]
+
+_LISTED = 1000
+"""Names in one answer of a listing, and in one request to remove."""
 
 _TOGETHER_BYTES = 4 << 20
 """Short answers are handed over together, up to so many bytes."""
 
 
-class S3Values(NamedValues):
-    """The objects of a store, through one of its lanes."""
+class S3Values(ObjectValues):
+    """The objects of a bucket or a container."""
 
     def __init__(self, lane: Lane, names: Names, call_bytes: int) -> None:
         """Take the lane, and how many bytes may be in host memory at a time."""
@@ -38,7 +45,7 @@ class S3Values(NamedValues):
     ) -> Iterator[Sequence[tuple[int, Beginning | None]]]:
         """See NamedValues."""
         names = self._names.of_objects(keys)
-        parts = self._together(len(names), size)
+        parts = together(len(names), size, self._together_bytes)
         asked = [
             Asked(requests=[begin_of(name, size) for name in names[part]], bytes=each)
             for part, each in parts
@@ -53,11 +60,14 @@ class S3Values(NamedValues):
         """See NamedValues; ranges of one object that are asked for at once are one call of the library."""
         names = self._names.of_objects(keys)
         everything = [*ranges, *expected]
+        # No more than half of what may be in memory at once, so that some can be on their way while others are used.
+        groups = groups_of(len(names), everything, len(ranges), self._call_bytes // 2)
         asked: list[Asked[list[memoryview] | None]] = []
         parts: list[tuple[slice, slice]] = []
-        for group in self._groups(len(names), everything, len(ranges)):
+        for group in groups:
             chosen = everything[group]
-            for part, each in self._together(len(names), sum(size for _, size in chosen)):
+            size = sum(size for _, size in chosen)
+            for part, each in together(len(names), size, self._together_bytes):
                 parts.append((group, part))
                 requests = [ranges_of(name, chosen) for name in names[part]]
                 asked.append(Asked(requests=requests, bytes=each))
@@ -73,26 +83,56 @@ class S3Values(NamedValues):
                 yield from _fetched(group, held)
                 held.clear()
 
-    def _groups(self, count: int, ranges: Sequence[Range], wanted: int) -> Iterator[slice]:
-        """Yield ranges that are asked for at once of each of `count` objects: more and more of the expected ones.
+    # ---- looking and removing -----------------------------------------------------------------
 
-        No more than half of what may be in memory, so that some can be on their way while others are used.
+    def sizes(self, keys: Sequence[ObjectKey]) -> list[int | None]:
+        """See ObjectValues; the server is asked once for each key."""
+        return self._lane.run([size_of(name) for name in self._names.of_objects(keys)])
+
+    def names_in(self, folder: str) -> Iterator[Sequence[str]]:
+        """See ObjectValues."""
+        for page in self._list(folder):
+            yield [item["path"] for item in page]
+
+    def sizes_in(self, folder: str) -> Iterator[Sequence[int]]:
+        """See ObjectValues."""
+        for page in self._list(folder):
+            yield [item["size"] for item in page]
+
+    def _list(self, folder: str) -> Iterator[Sequence[ObjectMeta]]:
+        """Yield what is known of objects, page by page."""
+
+        def begin(client: ObjectStore) -> ListStream[Sequence[ObjectMeta]]:
+            return client.list(folder, chunk_size=_LISTED)
+
+        def go_on(_: ObjectStore) -> Sequence[ObjectMeta] | None:
+            return next(stream, None)
+
+        (stream,) = self._lane.run([begin])
+        while (page := self._lane.run([go_on])[0]) is not None:
+            yield [item for item in page if self._names.is_object(item["path"])]
+
+    def take_away(self, names: Sequence[str]) -> list[bool]:
+        """See ObjectValues; of two that remove an object at once, both may hear that it was there."""
+        # Most servers say of an absent object that it was removed.
+        sizes = self._lane.run([size_of(name) for name in names])
+        there = [size is not None for size in sizes]
+        self.remove_names([name for name, is_there in zip(names, there, strict=True) if is_there])
+        return there
+
+    def remove_names(self, names: Sequence[str]) -> None:
+        """Remove objects, as many in a request as the server takes.
+
+        Raises:
+            StoreError: the server cannot be asked; some may have been removed.
         """
-        start, most = 0, wanted
-        while start < len(ranges):
-            limit = wanted if start < wanted else min(start + most, len(ranges))
-            ends = np.cumsum([count * size for _, size in ranges[start:limit]])
-            fitting = int(np.searchsorted(ends, self._call_bytes // 2, side="right"))
-            stop = start + max(1, fitting)
-            yield slice(start, stop)
-            if start >= wanted:
-                most *= 2
-            start = stop
-
-    def _together(self, count: int, size: int) -> list[tuple[slice, int]]:
-        """Return which of `count` answers of some bytes are handed over together, and their bytes."""
-        parts = parts_of(count, max(1, self._together_bytes // size))
-        return [(part, (part.stop - part.start) * size) for part in parts]
+        parts = [names[part] for part in parts_of(len(names), _LISTED)]
+        done = self._lane.run([delete(part) for part in parts])
+        # Where one that was gone already is an error, the others are removed one by one.
+        left = [
+            name for part, is_done in zip(parts, done, strict=True) if not is_done for name in part
+        ]
+        self._lane.run([delete([name]) for name in left])
 
     def remove(self, keys: Sequence[ObjectKey]) -> None:
         """See NamedValues."""
