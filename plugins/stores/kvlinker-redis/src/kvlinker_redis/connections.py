@@ -127,15 +127,15 @@ class SocketReading(Reading):
     def _ask_ahead(self) -> None:
         """Ask what may be on its way by now, much at a time: each time wakes the server."""
         most = self._pool.ahead_bytes
-        room = most - sum(question.room for question in self._asked)
+        room = most - sum(question.moved_bytes for question in self._asked)
         if self._asked and room < most // 2:
             return
         texts: list[bytes] = []
-        while self._unasked and (not self._asked or room >= self._unasked[0].room):
+        while self._unasked and (not self._asked or room >= self._unasked[0].moved_bytes):
             question = self._unasked.popleft()
             self._asked.append(question)
             texts.append(question.text)
-            room -= question.room
+            room -= question.moved_bytes
         if texts and self._connection is not None:
             self._connection.send_packed_command(texts)
 

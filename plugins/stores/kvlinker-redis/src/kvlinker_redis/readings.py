@@ -27,6 +27,11 @@ class Question:
     """The commands as they go over the wire."""
 
     @property
+    def moved_bytes(self) -> int:
+        """Bytes that go over the wire, about: of the values at most, or of the commands."""
+        return max(self.values * self.reply_bytes, len(self.text))
+
+    @property
     def room(self) -> int:
         """Bytes of a block that the replies fit into."""
         return room_for(self.values, self.reply_bytes) + room_for(len(self.commands), 0)

@@ -35,7 +35,8 @@ class RedisValues(NamedValues):
         self._names = names
         self._ttl = options.ttl_seconds
         self._answer_bytes = min(_ANSWER_BYTES, options.call_bytes)
-        self._together_bytes = min(_TOGETHER_BYTES, options.call_bytes)
+        # Of two, one is on its way while the other is used.
+        self._together_bytes = min(_TOGETHER_BYTES, options.call_bytes // 2)
         self._blocks = blocks
 
     @property
