@@ -40,6 +40,7 @@ from kvlinker.testing import (
     fake_group,
     page_keys,
 )
+from kvlinker.testing.waiting import wait_for
 from kvlinker.transfers import PoolTransfer
 
 __all__ = ["Engine", "EngineOptions"]
@@ -296,7 +297,7 @@ class Engine:
         self.gates.clear()
         for landing in self.store.landings:
             landing.join()
-        _await(lambda: not self.store.running, "a call of the store never returns")
+        wait_for(lambda: not self.store.running, "a call of the store never returns")
         self.check()
 
     # ---- calls --------------------------------------------------------------------------------
@@ -472,7 +473,7 @@ class Engine:
         self.gates.append(gate)
         self.offload(chain, count, 1)
         offers = len(self.books.offers)
-        _await(
+        wait_for(
             lambda: gate.arrived > 0 or self.linker.num_completed_offloads() == offers,
             "an accepted offload never completes",
         )
@@ -572,14 +573,7 @@ class Engine:
         fired = {rule.call for rule in self.store.script.fired}
         if fired & {Call.RELEASE, Call.CLOSE_READ}:
             return
-        _await(lambda: not self.inner.kept(), "holds or sessions outlive the linker")
-
-
-def _await(done: Callable[[], bool], problem: str) -> None:
-    until = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < until, problem
-        time.sleep(0.0005)
+        wait_for(lambda: not self.inner.kept(), "holds or sessions outlive the linker")
 
 
 def _places(pages: Mapping[str, tuple[int, ...]]) -> list[Place]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from kvlinker.testing import (
     fake_group,
     page_keys,
 )
+from kvlinker.testing.waiting import wait_for
 from kvlinker.transfers import PageKey, PoolTransfer
 
 __all__ = [
@@ -51,15 +51,6 @@ PATIENT = LinkerOptions(
 )
 """Deadlines that no test reaches: what a test waits for comes, or the test fails."""
 _LIMIT_SECONDS = 30.0
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Return once the condition holds; TimeoutError names what did not come."""
-    limit = time.monotonic() + _LIMIT_SECONDS
-    while not condition():
-        if time.monotonic() > limit:
-            raise TimeoutError(what)
-        time.sleep(0.0005)
 
 
 class Waiter:

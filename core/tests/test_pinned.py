@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,18 +17,12 @@ from kvlinker.store import Hold, ObjectKey, ReadStatus
 from kvlinker.stores.pinned import PinningStore
 from kvlinker.testing import Call, FaultStore, MemoryStore, Raise, Rule
 from kvlinker.testing.shelves import Shelf, object_keys
+from kvlinker.testing.waiting import wait_for
 
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
 PAGE = 640
 MINE = object_keys(1)[0][:NAMESPACE_BYTES]
 LIMIT_SECONDS = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def crowd(shelf: Shelf, chain: str = "crowd") -> None:
@@ -175,7 +169,7 @@ def test_a_process_that_is_gone_pins_nothing_once_its_leases_have_ended(
     gc.collect()
 
     assert dead() is None
-    until(lambda: inner.kept() == 0)
+    wait_for(lambda: inner.kept() == 0, "the end of every hold")
 
 
 def test_what_another_process_deleted_is_lost_and_its_room_is_free_again(
@@ -187,7 +181,7 @@ def test_what_another_process_deleted_is_lost_and_its_room_is_free_again(
 
     inner.delete(keys)
 
-    until(lambda: store.pinned_bytes == 0)
+    wait_for(lambda: store.pinned_bytes == 0, "the loss of every pin")
     assert store.stats().counters["pin_lost"] == 2
     store.close()
 
@@ -216,7 +210,7 @@ def test_a_renewal_that_fails_keeps_the_leases_and_is_tried_again(inner: MemoryS
     shelf, keys = Shelf(store), object_keys(2)
     shelf.stock(keys)
 
-    until(lambda: faulty.count(Call.HOLD) >= 3)
+    wait_for(lambda: faulty.count(Call.HOLD) >= 3, "three holds")
 
     assert store.stats().counters["pin_failed"] == 2
     assert store.pinned_bytes == 2 * PAGE
@@ -306,7 +300,7 @@ def test_pins_are_renewed_after_a_renewal_that_raised_anything() -> None:
     shelf = Shelf(store)
     shelf.stock(keys)
     inner.refusals = 1
-    until(lambda: not inner.refusals)
+    wait_for(lambda: not inner.refusals, "the last refusal")
 
     end = time.monotonic() + 1.5  # longer than any lease that was not renewed
     while time.monotonic() < end:

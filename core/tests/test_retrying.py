@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -38,6 +37,7 @@ from kvlinker.testing import (
     Rule,
 )
 from kvlinker.testing.shelves import Shelf, object_keys
+from kvlinker.testing.waiting import wait_for
 
 OK, MISS, FAILED = ReadStatus.OK, ReadStatus.MISS, ReadStatus.FAILED
 WRITTEN = WriteStatus.WRITTEN
@@ -299,9 +299,7 @@ def test_closing_ends_the_wait_for_the_next_attempt() -> None:
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    end = time.monotonic() + 60
-    while not inner.script.fired and time.monotonic() < end:
-        time.sleep(0.001)
+    wait_for(lambda: inner.script.fired, "the first question")
     store.close()
     thread.join(60)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -26,6 +25,7 @@ from kvlinker.testing import (
 )
 from kvlinker.testing.shelves import LAYERS, Shelf, object_keys
 from kvlinker.testing.small_linkers import SmallLinker
+from kvlinker.testing.waiting import wait_for
 
 OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT
 WRITTEN, FULL, FAILED = WriteStatus.WRITTEN, WriteStatus.FULL, WriteStatus.FAILED
@@ -465,8 +465,7 @@ def test_a_linker_loads_from_far_layer_by_layer_and_from_near_the_next_time(fami
         for _ in range(2):
             assert linker.lookup(keys) == [1, 2, 3]
             assert linker.load(keys)
-            end = time.monotonic() + 60
-            while tiers.count("promoted") < objects and time.monotonic() < end:
-                time.sleep(0.001)  # sessions are closed behind the answer
+            # Sessions are closed behind the answer.
+            wait_for(lambda: tiers.count("promoted") >= objects, "promotions")
 
     assert (tiers.count("disk_hits"), tiers.count("ram_hits")) == (objects, objects)

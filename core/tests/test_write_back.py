@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -27,6 +26,7 @@ from kvlinker.testing import (
 )
 from kvlinker.testing.shelves import LAYERS, Shelf, allow, object_keys
 from kvlinker.testing.small_linkers import SmallLinker
+from kvlinker.testing.waiting import wait_for
 
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
 WRITTEN, EXISTS, FULL = WriteStatus.WRITTEN, WriteStatus.EXISTS, WriteStatus.FULL
@@ -67,13 +67,6 @@ class Tiers:
 
     def count(self, event: str) -> int:
         return self.store.stats().counters.get(event, 0)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 # ---- what is written ------------------------------------------------------------------------------
@@ -323,7 +316,7 @@ def test_a_lease_that_runs_out_is_renewed(monkeypatch: pytest.MonkeyPatch) -> No
 
     tiers.shelf.stock(object_keys(2))
 
-    until(lambda: tiers.near.count(Call.HOLD) > 2)
+    wait_for(lambda: tiers.near.count(Call.HOLD) > 2, "another hold")
     assert tiers.store.flush(60)
     assert tiers.near_memory.kept() == 0
 
@@ -377,7 +370,7 @@ def test_closing_beside_a_far_store_that_is_down_ends_and_says_what_is_left(
     tiers = Tiers()
     tiers.far.script.add(Rule(call=Call.WRITE, fault=Raise(error=StoreTimeoutError("gone"))))
     tiers.shelf.stock(object_keys(2))
-    until(lambda: tiers.count("disk_failed") > 0)
+    wait_for(lambda: tiers.count("disk_failed"), "a copy that fails")
 
     with caplog.at_level(logging.WARNING):
         tiers.store.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -78,7 +77,6 @@ def test_b71_nothing_that_was_answered_as_stored_is_lost_beside_failures(
         for task in [pool.submit(load.run) for load in loads]:
             task.result()
 
-    end = time.monotonic() + 60
     assert store.flush(60)
     assert store.wait_for_promotions(60)
     stored = [key for load in loads for key in load.stored]
@@ -87,5 +85,4 @@ def test_b71_nothing_that_was_answered_as_stored_is_lost_beside_failures(
     missing = sum(not (here or there) for here, there in is_there)
     assert missing <= store.stats().counters.get("write_back_dropped", 0)
     assert near.kept() == 0
-    assert time.monotonic() < end
     store.close()

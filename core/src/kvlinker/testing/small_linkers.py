@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -13,6 +12,7 @@ from kvlinker.linker_options import LinkerOptions
 from kvlinker.store import Store
 from kvlinker.testing.pools import FakePools, Family, fake_group
 from kvlinker.testing.verdicts import fail
+from kvlinker.testing.waiting import wait_for
 from kvlinker.transfers import PageKey, PoolTransfer
 
 __all__ = ["SmallLinker", "load_pages", "offload_pages", "prefix_transfers"]
@@ -51,11 +51,7 @@ def offload_pages(linker: Linker, pools: FakePools, keys: Sequence[PageKey]) -> 
     pools.fill(transfers)
     if not linker.offload(transfers):
         return False
-    end = time.monotonic() + _DEADLINE_S
-    while not linker.num_completed_offloads():
-        if time.monotonic() > end:
-            fail(f"an offload of {len(keys)} pages did not complete within {_DEADLINE_S} s")
-        time.sleep(0.001)
+    wait_for(linker.num_completed_offloads, f"an offload of {len(keys)} pages")
     return linker.pop_completed_offload()
 
 
