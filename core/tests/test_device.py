@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import time
+import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvlinker.device import DeviceAccess, DeviceEvent, HostAccess, HostObjects, wait_for_events
+from kvlinker.device import (
+    DeviceAccess,
+    DeviceEvent,
+    HostAccess,
+    HostObjects,
+    room_for_sums,
+    wait_for_events,
+)
 from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import ContractError, StalePoolError
+from kvlinker.moving import using_mover
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan, MemoryRegion
+from kvlinker.testing import FaultAccess, PythonMover
 from kvlinker.testing.pool_memory import HostMemory
 
 PAGE = 2
+
+
+@pytest.fixture(autouse=True, params=["by numpy", "by a mover"])
+def copied_by(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let copies be made in both ways, whatever is installed."""
+    with using_mover(PythonMover(zlib.crc32) if request.param == "by a mover" else None):
+        yield
 
 
 def pool(
@@ -246,6 +264,46 @@ def test_pages_of_scattered_rows_are_copied_and_not_told_of() -> None:
     assert not plan.pages.contiguous
     assert [memory.read(span, row) for span in entry.spans for row in rows] == expected
     assert told == []
+
+
+@pytest.mark.parametrize("row_bytes", [1, 64, 5000])
+@pytest.mark.parametrize("slots", [[0, 1, 2, 3], [7, 0, 3, 4]])
+def test_t1_copies_make_checksums_of_what_they_copy_where_a_mover_is_there(
+    row_bytes: int, slots: list[int]
+) -> None:
+    memory, mover = HostMemory(), PythonMover(zlib.crc32)
+    entry = pool(memory, row_bytes=row_bytes)
+    write_rows(memory, entry)
+    plan, before = plan_of(entry, [2, 0, 3, 1]), memory.snapshot()
+    slab = np.zeros((8, entry.page_bytes), dtype=np.uint8)
+
+    with using_mover(mover):
+        sums = room_for_sums(plan, HostAccess(), zlib.crc32)
+        assert sums is not None
+        HostAccess().copy_out(plan, replace(host(slab, slots), sums=sums))
+        out = sums.tolist()
+        memory.poison()
+        HostAccess().copy_in(plan, replace(host(slab, slots), sums=sums, copied=lambda *_: None))
+
+    places = zip(plan.spans.offset.tolist(), plan.range_bytes.tolist(), strict=True)
+    expected = [[zlib.crc32(slab[slot, a : a + n].data) for slot in slots] for a, n in places]
+    assert out == expected
+    assert sums.tolist() == expected
+    assert memory.snapshot() == before
+    assert set(mover.calls) == {"sums", "move_and_sum"}
+
+
+def test_t1_there_is_no_room_for_checksums_that_nobody_makes() -> None:
+    memory = HostMemory()
+    entry = pool(memory, pages=8, fragmented=True)
+    plan, rows = plan_of(entry, [0, 1]), entry.page_plan(entry.prepare_locations([0, 5, 3, 9]))
+
+    with using_mover(PythonMover(zlib.crc32)):
+        assert room_for_sums(plan, HostAccess(), zlib.adler32) is None
+        assert room_for_sums(rows, HostAccess(), zlib.crc32) is None
+        assert room_for_sums(plan, FaultAccess(HostAccess()), zlib.crc32) is None
+    with using_mover(None):
+        assert room_for_sums(plan, HostAccess(), zlib.crc32) is None
 
 
 def test_an_empty_plan_copies_nothing() -> None:

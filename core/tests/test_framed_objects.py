@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from kvlinker.framed_objects import (
     sort_values,
 )
 from kvlinker.frames import FrameLayout
+from kvlinker.moving import using_mover
 from kvlinker.spans import BufferSpan
 from kvlinker.store import WriteBatch
+from kvlinker.testing import PythonMover
 from kvlinker.testing.shelves import object_keys
 
 LAYERS = 6
@@ -31,6 +34,13 @@ FINGERPRINT = b"layout"
 
 def checksum(data: memoryview) -> int:
     return zlib.crc32(data) << 32 | zlib.adler32(data)
+
+
+@pytest.fixture(autouse=True, params=["by numpy", "by a mover"])
+def copied_by(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let copies and checksums be made in both ways, whatever is installed."""
+    with using_mover(PythonMover(checksum) if request.param == "by a mover" else None):
+        yield
 
 
 class Pool:

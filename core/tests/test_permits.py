@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from kvlinker.device import HostAccess, HostObjects
 from kvlinker.errors import DeviceCopyError, StalePoolError, TransferRevokedError
+from kvlinker.moving import using_mover
 from kvlinker.permits import PermittedAccess, TransferPermit
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
@@ -23,6 +25,7 @@ from kvlinker.testing import (
     Hang,
     OpaqueAccess,
     OpaqueMemory,
+    PythonMover,
     Raise,
     Rule,
     fake_group,
@@ -240,3 +243,8 @@ def test_a_permitted_access_tells_of_copies_where_the_access_behind_it_does(
 
     assert host_access.tells_copied
     assert not transfer.permitted.tells_copied  # a fault access alters what passes through it
+    with using_mover(PythonMover(zlib.crc32)):
+        assert host_access.makes_sums
+        assert not transfer.permitted.makes_sums
+    with using_mover(None):
+        assert not host_access.makes_sums

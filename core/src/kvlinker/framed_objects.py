@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
-from kvlinker.device import DeviceAccess, HostObjects
+from kvlinker.device import DeviceAccess, HostObjects, room_for_sums
 from kvlinker.frames import (
     PREFIX_BYTES,
     Checksum,
@@ -27,6 +27,7 @@ from kvlinker.frames import (
     read_header_bytes,
     read_range_counts,
 )
+from kvlinker.moving import range_sums
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.store import ObjectKey, WriteBatch
@@ -316,25 +317,15 @@ def which_are_right(
     views: Sequence[memoryview | None],
     *,
     checksum: Checksum,
-) -> list[bool]:
+) -> NDArray[np.bool_]:
     """Tell for each object, all of the same ranges, whether the bytes of a piece are what its header says."""
-    first = int(numbers[0])
-    starts = headers.offsets[first, piece.frames] - piece.start
-    ends = starts + headers.sizes[first, piece.frames]
-    places = [slice(*place) for place in zip(starts.tolist(), ends.tolist(), strict=True)]
-    expected = headers.checksums[numbers, piece.frames].tolist()
-    size = piece.size
-    if len(places) == 1:  # as of one layer of many objects, where every step counts
-        return [
-            view is not None and len(view) == size and checksum(view) == wanted
-            for view, (wanted,) in zip(views, expected, strict=True)
-        ]
-    return [
-        view is not None
-        and len(view) == size
-        and [checksum(view[place]) for place in places] == sums
-        for view, sums in zip(views, expected, strict=True)
-    ]
+    first, frames = int(numbers[0]), piece.frames
+    is_right = np.array([view is not None and len(view) == piece.size for view in views])
+    whole = [view for view, right in zip(views, is_right.tolist(), strict=True) if view and right]
+    starts = headers.offsets[first, frames] - piece.start
+    found = range_sums(checksum, whole, starts, headers.sizes[first, frames])
+    is_right[is_right] = (found == headers.checksums[numbers[is_right], frames]).all(axis=1)
+    return is_right
 
 
 def frame_pages(
@@ -365,14 +356,20 @@ def frame_pages(
         label="values",
     )
     slots = np.arange(len(rows), dtype=np.int64)
-    memory.copy_out(plan, HostObjects(span=span, slots=slots, first_offset=-layout.header_bytes))
-    starts = np.array(layout.offsets) + layout.header_bytes
-    places = list(zip(starts.tolist(), (starts + layout.sizes).tolist(), strict=True))
-    checksums = [[checksum(row.data[start:end]) for start, end in places] for row in rows]
+    order = np.argsort(plan.spans.offset, kind="stable")
+    is_alike = layout.is_of(plan.spans.offset[order], plan.range_bytes[order])
+    sums = room_for_sums(plan, memory, checksum) if is_alike else None
+    objects = HostObjects(span=span, slots=slots, first_offset=-layout.header_bytes, sums=sums)
+    memory.copy_out(plan, objects)
+    if sums is None:
+        starts = np.array(layout.offsets) + layout.header_bytes
+        checksums = range_sums(checksum, [row.data for row in rows], starts, np.array(layout.sizes))
+    else:
+        checksums = sums[order].T
     rows[:, : layout.header_bytes] = encode_headers(
         layout,
         [batch.keys[at] for at in positions.tolist()],
         batch.fingerprint,
-        np.array(checksums, dtype=np.uint64),
+        checksums,
         checksum=checksum,
     )

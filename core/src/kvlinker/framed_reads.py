@@ -241,14 +241,13 @@ class FramedReadSession(ReadSession):
             numbers = numbers[is_good]
         if not len(numbers):
             return
-        verdicts = which_are_right(part.headers, numbers, piece, views, checksum=checksum)
+        is_right = which_are_right(part.headers, numbers, piece, views, checksum=checksum)
         positions = part.positions[numbers]
-        if all(verdicts):
+        if is_right.all():
             self._copy_in(piece, positions, views, memory)
             return
-        is_right = np.array(verdicts)
         if is_right.any():
-            good = [view for view, right in zip(views, verdicts, strict=True) if right]
+            good = [view for view, right in zip(views, is_right.tolist(), strict=True) if right]
             self._copy_in(piece, positions[is_right], good, memory)
         is_gone = np.array([view is None for view in views])
         self._vanish(positions[is_gone])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kvlinker.errors import ContractError
 from kvlinker.keys import OBJECT_KEY_BYTES
+from kvlinker.moving import range_sums
 
 __all__ = [
     "FRAME_VERSION",
@@ -111,6 +112,10 @@ class FrameLayout:
         """
         order = np.argsort(offsets, kind="stable")
         return cls(offsets=tuple(offsets[order].tolist()), sizes=tuple(sizes[order].tolist()))
+
+    def is_of(self, offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
+        """Whether these are the ranges, in this order."""
+        return np.array_equal(offsets, self.offsets) and np.array_equal(sizes, self.sizes)
 
     @property
     def payload_bytes(self) -> int:
@@ -309,12 +314,10 @@ def _tiles(
 
 
 def _row_checksums(raw: NDArray[np.uint8], checksum: Checksum) -> NDArray[np.uint64]:
-    view = raw.reshape(-1).data
-    size = raw.shape[1]
-    starts = range(0, len(view), size)
-    sums = (checksum(view[start + _CHECKED_FROM : start + size]) for start in starts)
-    # The type is named: of integers below and above 2**63 numpy makes floats, which drop the low bits.
-    return np.fromiter(sums, dtype=np.uint64, count=len(starts))
+    starts = np.arange(len(raw), dtype=np.int64) * raw.shape[1] + _CHECKED_FROM
+    sizes = np.full(len(raw), raw.shape[1] - _CHECKED_FROM, dtype=np.int64)
+    sums: NDArray[np.uint64] = range_sums(checksum, [raw.reshape(-1).data], starts, sizes)[0]
+    return sums
 
 
 def _key_words(keys: Sequence[bytes]) -> NDArray[np.uint64]:

@@ -110,6 +110,11 @@ class PermittedAccess(DeviceAccess):
         return self._access.tells_copied
 
     @property
+    def makes_sums(self) -> bool:
+        """See DeviceAccess."""
+        return self._access.makes_sums
+
+    @property
     def pins_host(self) -> bool:
         """See DeviceAccess."""
         return self._access.pins_host

@@ -309,4 +309,6 @@ class StagedAccess(DeviceAccess, Generic[BufferT]):
 def _slots(host: HostObjects, chunk: StagedChunk) -> HostObjects:
     first = chunk.first_page
     # Numbers of a chunk's pages and spans are not those of the plan: who was told of them would check others.
-    return replace(host, slots=host.slots[first : first + chunk.plan.num_pages], copied=None)
+    return replace(
+        host, slots=host.slots[first : first + chunk.plan.num_pages], copied=None, sums=None
+    )

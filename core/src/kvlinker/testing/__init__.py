@@ -35,6 +35,7 @@ from kvlinker.testing.pool_memory import (
     PoolMemory,
 )
 from kvlinker.testing.pools import FakePools, Family, PageFault, fake_group
+from kvlinker.testing.python_mover import PythonMover
 from kvlinker.testing.script import (
     Answers,
     Call,
@@ -77,6 +78,7 @@ __all__ = [
     "PageFault",
     "PagePattern",
     "PoolMemory",
+    "PythonMover",
     "Raise",
     "Report",
     "Rule",

@@ -46,7 +46,7 @@ class SkippingAccess(DeviceAccess):
     ) -> None:
         kept = [i for i, row in enumerate(first_rows(plan.pages)) if row not in self._rows]
         # Numbers of the kept pages are not those of the plan, so nobody is told of them.
-        run(plan.select(kept), replace(host, slots=host.slots[kept], copied=None))
+        run(plan.select(kept), replace(host, slots=host.slots[kept], copied=None, sums=None))
 
 
 class FlippingAccess(DeviceAccess):
@@ -106,5 +106,7 @@ class CopyingPart(DeviceAccess):
         host: HostObjects,
     ) -> None:
         half = plan.num_pages // 2
-        run(plan.select(range(half)), replace(host, slots=host.slots[:half], copied=None))
+        run(
+            plan.select(range(half)), replace(host, slots=host.slots[:half], copied=None, sums=None)
+        )
         raise copy.copy(self._error)

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
-from kvlinker.device import DeviceAccess
+from kvlinker.device import DeviceAccess, room_for_sums
 from kvlinker.errors import StoreClosedError
 from kvlinker.frames import FrameHeaders, FrameStatus, decode_headers
+from kvlinker.moving import summing_mover
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 from kvlinker_file.blocks import blocks_of
@@ -46,6 +48,26 @@ _NO_ROWS: IndexArray = np.empty(0, dtype=np.int64)
 
 def _positions(parts: Sequence[_Part]) -> IndexArray:
     return np.concatenate([_NO_ROWS, *(part.positions for part in parts)])
+
+
+def _copied_right(
+    block: SlotBlock, plan: TransferPlan, expected: NDArray[np.uint64], memory: DeviceAccess
+) -> NDArray[np.bool_]:
+    """Copy whole ranges of objects into the pools; return whether each object's were right: [objects].
+
+    Args:
+        block: the objects' slots, in the plan's page order.
+        plan: of whole pages, each span one range of the objects.
+        expected: [objects, spans] checksums.
+        memory: copies, and tells of it.
+    """
+    sums = room_for_sums(plan, memory, checksum)
+    if sums is not None:
+        memory.copy_in(plan, replace(block.objects, sums=sums))
+        return np.asarray((expected == sums.T).all(axis=1))
+    check = CopyCheck(block, plan, expected)
+    memory.copy_in(plan, replace(block.objects, copied=check))
+    return check.are_right()
 
 
 class FileReadSession(ReadSession):
@@ -169,16 +191,18 @@ class FileReadSession(ReadSession):
             if ranges is None:
                 memory.copy_in(chosen, block.objects)
                 continue
-            check = CopyCheck(block, plan, part.headers.checksums[numbers[:, None], ranges])
-            memory.copy_in(chosen, replace(block.objects, copied=check))
-            self._fail(positions[~check.are_right()], _CORRUPT)
+            expected = part.headers.checksums[numbers[:, None], ranges]
+            is_right = _copied_right(block, chosen, expected, memory)
+            self._fail(positions[~is_right], _CORRUPT)
 
     def _told_ranges(
         self, part: _Part, numbers: IndexArray, plan: TransferPlan, memory: DeviceAccess
     ) -> IndexArray | None:
         """Return which range each span is where objects are checked as they are copied; None where before that."""
-        is_able = self._state.options.verify and memory.tells_copied and plan.pages.contiguous
-        if not is_able or len(numbers) < _FEW_OBJECTS or not part.headers.is_uniform:
+        is_told = memory.tells_copied or memory.makes_sums
+        is_able = self._state.options.verify and is_told and plan.pages.contiguous
+        is_worth_it = len(numbers) >= _FEW_OBJECTS or summing_mover(checksum) is not None
+        if not is_able or not is_worth_it or not part.headers.is_uniform:
             return None
         return ranges_of(plan, part.headers, int(numbers[0]))
 

@@ -6,14 +6,14 @@ Order: take slots, copy, checksum, headers, ask for permission, save in the cata
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
-from kvlinker.device import DeviceAccess
+from kvlinker.device import DeviceAccess, room_for_sums
 from kvlinker.errors import StoreError, StoreFullError
 from kvlinker.frames import FrameLayout, encode_headers
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
@@ -200,13 +200,18 @@ def _copy_chunk(work: _Work, chunk: slice, memory: DeviceAccess) -> None:
     plan = batch.plan
     if len(positions) != plan.num_pages:
         plan = plan.select(positions)
-    memory.copy_out(plan, block.objects)
-    columns = np.array(layout.offsets, dtype=np.int64), np.array(layout.sizes, dtype=np.int64)
+    sums = room_for_sums(plan, memory, checksum)
+    memory.copy_out(plan, replace(block.objects, sums=sums))
+    if sums is None:
+        columns = np.array(layout.offsets, dtype=np.int64), np.array(layout.sizes, dtype=np.int64)
+        checksums = block.checksums(*columns)
+    else:  # the layout's ranges are the plan's, by their offsets
+        checksums = sums[np.argsort(plan.spans.offset, kind="stable")].T
     headers = encode_headers(
         layout,
         [batch.keys[i] for i in positions.tolist()],
         batch.fingerprint,
-        block.checksums(*columns),
+        checksums,
         checksum=checksum,
     )
     block.write_headers(headers)

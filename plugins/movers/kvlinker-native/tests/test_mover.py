@@ -1,0 +1,177 @@
+"""The compiled mover copies and sums as every mover has to, in the threads that it was given."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+from importlib.machinery import ModuleSpec
+
+import numpy as np
+import pytest
+import xxhash
+
+from kvlinker.frames import Checksum
+from kvlinker.moving import summing_mover, using_mover
+from kvlinker.testing.movers import MoverTests
+from kvlinker_native import NativeMover, NativeMoverError, open_mover
+from kvlinker_native.mover import THREADS_VARIABLE
+
+LONG = 64 << 20
+
+
+@pytest.fixture
+def checksum() -> Checksum:
+    return xxhash.xxh3_64_intdigest
+
+
+class TestInOneThread(MoverTests):
+    """The caller's."""
+
+    @pytest.fixture
+    def mover(self) -> NativeMover:
+        return NativeMover(threads=1)
+
+
+class TestInThreads(MoverTests):
+    """More than there are cores, and than there are ranges in some shapes."""
+
+    @pytest.fixture
+    def mover(self) -> NativeMover:
+        return NativeMover(threads=7)
+
+
+def test_its_checksums_are_those_of_the_stores(checksum: Checksum) -> None:
+    mover = open_mover()
+
+    with using_mover(mover):
+        assert summing_mover(checksum) is mover
+
+
+def threads_of(mover: NativeMover, *, ranges: int, size: int) -> int:
+    """Return how many threads worked."""
+    block = np.zeros((2, ranges, size), dtype=np.uint8)
+    columns = [
+        block.ctypes.data + which * ranges * size + np.arange(ranges) * size for which in (0, 1)
+    ]
+    sizes = np.full(ranges, size, dtype=np.int64)
+    return mover.run(columns[0], columns[1], sizes, None)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "size", "threads"),
+    [(1, LONG, 1), (4, 1 << 20, 4), (400, 1000, 1), (64, 1 << 20, 5), (1100, 1000, 2)],
+)
+def test_threads_are_taken_where_there_is_work_for_them(
+    ranges: int, size: int, threads: int
+) -> None:
+    assert threads_of(NativeMover(threads=5), ranges=ranges, size=size) == threads
+
+
+def test_a_process_that_was_forked_copies_like_its_parent(checksum: Checksum) -> None:
+    mover = NativeMover(threads=4)
+    data = np.arange(LONG // 8, dtype=np.uint64).view(np.uint8).reshape(64, -1)
+    sources = data.ctypes.data + np.arange(64) * data.shape[1]
+    sizes = np.full(64, data.shape[1], dtype=np.int64)
+    expected = [checksum(row.data) for row in data]
+    assert mover.sums(sources, sizes).tolist() == expected
+
+    child = os.fork()
+    if not child:
+        os._exit(mover.sums(sources, sizes).tolist() != expected)
+
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_signals_are_left_to_the_threads_of_python() -> None:
+    mover, seen = NativeMover(threads=4), []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(threading.current_thread()))
+    stop = threading.Event()
+
+    def send() -> None:
+        while not stop.is_set():
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        for _ in range(20):
+            assert threads_of(mover, ranges=64, size=1 << 18) == 4
+    finally:
+        stop.set()
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+
+    assert set(seen) == {threading.main_thread()}
+
+
+def test_python_goes_on_while_ranges_are_copied() -> None:
+    """Whoever holds the interpreter's lock would stop the callback that runs in the midst of a call."""
+    entered, left = threading.Event(), threading.Event()
+    called = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+
+    def sum_of(_address: int, _size: int) -> int:
+        entered.set()
+        return int(left.wait(60))
+
+    mover = NativeMover(threads=1)
+    callback = called(sum_of)
+    mover.use_sum(ctypes.cast(callback, ctypes.c_void_p))
+    block = np.zeros(8, dtype=np.uint8)
+    found: list[int] = []
+    thread = threading.Thread(
+        target=lambda: found.extend(
+            mover.sums(np.array([block.ctypes.data]), np.array([8])).tolist()
+        )
+    )
+    thread.start()
+    assert entered.wait(60)
+    left.set()
+    thread.join()
+
+    assert found == [1]
+
+
+@pytest.mark.parametrize("told", ["0", "65", "-1", "two", "", "1.5"])
+def test_a_number_of_threads_that_makes_no_sense_is_refused(
+    monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    monkeypatch.setenv(THREADS_VARIABLE, told)
+
+    with pytest.raises(NativeMoverError, match=f"1 to 64 threads, got '{told}'; see KVLINKER_COPY"):
+        open_mover()
+
+
+def test_the_variable_says_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(THREADS_VARIABLE, "3")
+    assert str(open_mover()) == "native, up to 3 threads"
+
+    monkeypatch.delenv(THREADS_VARIABLE)
+    assert open_mover().threads == min(4, len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize("missing", ["kvlinker_native.ranges", "xxhash._xxhash"])
+def test_what_was_not_compiled_is_named(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    find = importlib.util.find_spec
+
+    def finds_not(name: str) -> ModuleSpec | None:
+        return None if name == missing else find(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", finds_not)
+
+    with pytest.raises(NativeMoverError, match=f"{missing} is not there: it was not compiled"):
+        open_mover()
+
+
+def test_importing_it_imports_no_store_and_no_torch() -> None:
+    source = (
+        "import sys, kvlinker_native; "
+        "print(sorted({'torch', 'xxhash', 'kvlinker_file'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True).stdout
+
+    assert told.decode().strip() == "[]"
