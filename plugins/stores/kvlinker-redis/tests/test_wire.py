@@ -61,6 +61,32 @@ def test_t4_replies_stand_in_order_however_they_are_cut_and_taken(
     stream.end()
 
 
+FLAGS = st.tuples(st.just(b":"), st.integers(0, 1))
+ANSWERS = st.lists(
+    FLAGS | FLAGS | st.tuples(st.just(b":"), NUMBERS) | st.tuples(st.just(b"-"), ERRORS)
+)
+
+
+@given(ANSWERS, st.lists(st.integers(1, 60), max_size=60), st.integers(1, 8))
+def test_t4_numbers_stand_in_order_however_they_are_cut_and_taken(
+    answers: list[tuple[bytes, bytes | int]], pieces: list[int], each: int
+) -> None:
+    wire = Wire(b"".join(spoken(kind, answer) for kind, answer in answers), pieces)
+    stream = ReplyStream(wire, np.empty(room_for(each, 0), dtype=np.uint8))
+
+    taken = [
+        reply
+        for start in range(0, len(answers), each)
+        for reply in stream.take(min(each, len(answers) - start), 0)
+    ]
+    stream.end()
+
+    expected = [answer for _, answer in answers]
+    assert [
+        str(reply).encode() if isinstance(reply, Exception) else reply for reply in taken
+    ] == expected
+
+
 @pytest.mark.parametrize(
     ("stream", "reason"),
     [

@@ -58,10 +58,8 @@ class RedisStore(FramedStore):
         Raises:
             StoreError: the server cannot be asked.
         """
-        lane = self._state.reads
-        lane.check_open()
-        commands: list[Command] = [("EXISTS", name) for name in self._state.names.of_objects(keys)]
-        return tuple(expect_number(reply, "EXISTS") == 1 for reply in lane.run_in_parts(commands))
+        self._state.reads.check_open()
+        return self._state.read_values.did("EXISTS", keys)
 
     def stats(self) -> StoreStats:
         """See Store; bytes are the server's, over all that it holds.
@@ -96,10 +94,8 @@ class RedisStore(FramedStore):
         Raises:
             StoreError: the server cannot be asked; some may have been removed.
         """
-        lane = self._state.reads
-        lane.check_open()
-        commands: list[Command] = [("UNLINK", name) for name in self._state.names.of_objects(keys)]
-        return tuple(expect_number(reply, "UNLINK") == 1 for reply in lane.run_in_parts(commands))
+        self._state.reads.check_open()
+        return self._state.read_values.did("UNLINK", keys)
 
     def clear(self, namespace: bytes) -> int:
         """See Store; the server is asked for all of its keys.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from itertools import starmap
+from itertools import chain, starmap
 
 from kvlinker.host_blocks import HostBlocks
 from kvlinker.named_values import Beginning, Fetched, NamedValues, Range, parts_of
@@ -98,7 +98,30 @@ class RedisValues(NamedValues):
 
     def remove(self, keys: Sequence[ObjectKey]) -> None:
         """See NamedValues."""
-        self._lane.run_in_parts([("UNLINK", name) for name in self._names.of_objects(keys)])
+        self.did("UNLINK", keys)
+
+    def did(self, command: str, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
+        """Give a command with each value's name alone, and return for which the answer was 1.
+
+        Raises:
+            StoreError: the server cannot be asked, or answers with something else.
+        """
+        names = self._names.of_objects(keys)
+        questions = [
+            self._one_by_one(command, names[p]) for p in parts_of(len(names), MAX_COMMANDS)
+        ]
+        replies = chain.from_iterable(self._lane.ask(questions, self._blocks))
+        return tuple([expect_number(reply, command) == 1 for reply in replies])
+
+    def _one_by_one(self, command: str, names: Sequence[str]) -> Question:
+        """Return what gives a command with each name alone."""
+        text = command_text(command, 1)
+        return Question(
+            commands=[(command, name) for name in names],
+            values=0,
+            reply_bytes=0,
+            text=text.join([b"", *map(text_of, names)]),
+        )
 
 
 def _beginning(raw: Reply, length: Reply) -> Beginning | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -33,6 +34,10 @@ Reply: TypeAlias = object
 _LINE_BYTES = 512
 """More than the line in front of a value has, or an error."""
 _END = b"\r\n"
+_FLAG_BYTES = len(b":0\r\n")
+_EMPTY = b"$0\r\n"
+_FLAGS = {b":0": 0, b":1": 1}
+"""What most commands are answered with that have a number for an answer, as it goes over the wire."""
 _STEP_BYTES = 1 << 20
 """Sent or received in one step, for which the server has its time: a slow network may take long for a long value."""
 
@@ -119,7 +124,7 @@ class ReplyStream:
 
         Args:
             count: how many; the block has room for them.
-            size: bytes of each at most.
+            size: bytes of each at most; 0 where numbers are awaited.
 
         Raises:
             ConnectionError: of redis-py; the stream ended, or has something else in it.
@@ -129,8 +134,26 @@ class ReplyStream:
         left = self._filled - self._at
         self._view[:left] = self._view[self._at : self._filled]
         self._at, self._filled = 0, left
+        if not size:
+            return self._numbers(count)
         usual = b"$%d\r\n" % size
         return [self._reply(usual, size) for _ in range(count)]
+
+    def _numbers(self, count: int) -> list[Reply]:
+        """Return replies that are numbers, as many at once as have come: one by one they take ten times as long."""
+        replies: list[Reply] = []
+        while len(replies) < count:
+            replies += self._flags(count - len(replies))
+            if len(replies) < count:
+                replies.append(self._reply(_EMPTY, 0))
+        return replies
+
+    def _flags(self, most: int) -> list[int]:
+        """Return replies that have come whole and are 0 or 1, up to the first that is something else."""
+        lines = bytes(self._view[self._at : self._filled]).split(_END, most)[:-1]
+        flags = [_FLAGS[line] for line in takewhile(_FLAGS.__contains__, lines)]
+        self._at += len(flags) * _FLAG_BYTES
+        return flags
 
     def end(self) -> None:
         """Take no more replies.
