@@ -1,4 +1,7 @@
-"""Run every benchmark, each in a process of its own, and write one table of ratios into docs/performance.md."""
+"""Run benchmarks, each in a process of its own, and write their tables of ratios into docs/performance.md.
+
+Each script has a part of the document, which is written as soon as it is done; all other parts stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from itertools import groupby
 from pathlib import Path
 
 from measuring import Row, duration, missing_peer
+from parts import has_part, replace, with_part
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
@@ -37,13 +41,10 @@ SCRIPTS = (
     "bench_codecs",
     "bench_startup",
 )
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 SGLANG_BEGIN, SGLANG_END = "<!-- measured in SGLang: begin -->", "<!-- measured in SGLang: end -->"
 HEADER = ("what", "against", "ratio", "lowest to highest", "target", "met", "figures")
-SCRIPT_SECONDS = 300.0
+SCRIPT_SECONDS = 480.0
 """How long a script may take: none that is sound needs as much, and no table waits for one that hangs."""
-LATE_SECONDS, LATE_ROUNDS = 270.0, 3
-"""What begins so late measures fewer rounds, so that it ends sooner."""
 GIB = 1 << 30
 
 
@@ -55,6 +56,11 @@ class Outcome:
     rows: tuple[Row, ...]
     problem: str = ""
     """Why it did not get to its end; what it measured before counts all the same."""
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether anything was measured."""
+        return any(row.ratio is not None for row in self.rows)
 
 
 def run(script: Path, arguments: Sequence[str], *, seconds: float = SCRIPT_SECONDS) -> Outcome:
@@ -151,53 +157,60 @@ def report(
 ) -> str:
     """Return the measured part of the document."""
     judged = [row.is_met for row in rows if row.is_met is not None]
-    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    now = dt.datetime.now(tz=dt.UTC)
     head = [
-        f"`{command}` on {today}, in {duration(seconds)}: {machine()}.",
+        f"`{command}` on {now:%Y-%m-%d} at {now:%H:%M} UTC, in {duration(seconds)}: {machine()}.",
         *remarks,
-        f"{sum(judged)} of {len(judged)} targets are met.",
+        *([f"{sum(judged)} of {len(judged)} targets are met."] if judged else []),
         "",
     ]
     return "\n".join([*head, *tables(rows)])
 
 
-def insert(document: str, measured: str, *, begin: str = BEGIN, end: str = END) -> str:
-    """Return the document with the measured part between two lines replaced.
+def measure(
+    scripts: Sequence[Path], options: Sequence[str], document: Path | None
+) -> Iterator[Outcome]:
+    """Run one script after the other, and yield what became of each.
 
-    Raises:
-        ValueError: it has no such part.
+    Args:
+        scripts: the files.
+        options: passed on to all of them.
+        document: gets the part of each script as soon as that is done; None to write nothing.
     """
-    before, found_begin, rest = document.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found_begin or not found_end:
-        msg = f"{DOCUMENT.name} must have the lines {begin} and {end}"
-        raise ValueError(msg)
-    return f"{before}{begin}\n\n{measured}\n{end}{after}"
+    for script in scripts:
+        busy = f"Load average of the machine before it: {os.getloadavg()[0]:.1f}."
+        start = time.perf_counter()
+        outcome = run(script, options)
+        seconds = time.perf_counter() - start
+        measured = report(outcome.rows, seconds, command=script.name, remarks=[busy])
+        print(measured, flush=True)
+        if document is not None:
+            write(document, outcome, measured)
+        yield outcome
+
+
+def write(document: Path, outcome: Outcome, measured: str) -> None:
+    """Put a script's part into the document; one without any figure takes the place of no other."""
+    text = document.read_text(encoding="utf-8")
+    if outcome.has_figures or not has_part(text, outcome.script):
+        replace(document, with_part(text, outcome.script, measured, SCRIPTS))
+    else:
+        print(f"{outcome.script} has no figures: the part of its last run stays", file=sys.stderr)
 
 
 def main() -> None:
-    """Run what was asked for; only a whole run at full size is written down."""
+    """Run what was asked for; only full sizes are written down."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes; nothing is written down")
-    parser.add_argument("--only", choices=SCRIPTS, default=None, help="one script; likewise")
+    parser.add_argument(
+        "--only", choices=SCRIPTS, nargs="+", default=SCRIPTS, help="these scripts and no others"
+    )
     arguments = parser.parse_args()
-    start = time.perf_counter()
-    passed_on = ["--quick"] if arguments.quick else []
-    scripts = [arguments.only] if arguments.only else SCRIPTS
-    outcomes: list[Outcome] = []
-    late: list[str] = []
-    for script in scripts:
-        options = passed_on
-        if time.perf_counter() - start > LATE_SECONDS:
-            options = [*passed_on, "--rounds", str(LATE_ROUNDS)]
-            late.append(f"`{script}.py`")
-        outcomes.append(run(FOLDER / f"{script}.py", options))
-    rows = [row for outcome in outcomes for row in outcome.rows]
-    remarks = [f"Of {LATE_ROUNDS} rounds, as time ran out: {', '.join(late)}."] if late else []
-    measured = report(rows, time.perf_counter() - start, remarks=remarks)
-    print(measured)
-    if not arguments.quick and not arguments.only:
-        DOCUMENT.write_text(insert(DOCUMENT.read_text(), measured))
+    # Without this, servers of the script that runs would outlive whoever ends this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
+    scripts = [FOLDER / f"{name}.py" for name in dict.fromkeys(arguments.only)]
+    is_quick = arguments.quick
+    outcomes = list(measure(scripts, ["--quick"] * is_quick, None if is_quick else DOCUMENT))
     if failed := [
         f"{outcome.script}: {outcome.problem}" for outcome in outcomes if outcome.problem
     ]:

@@ -27,6 +27,7 @@ from comparison import (
 )
 from limits import COPY, READ, limits
 from measuring import Row, Scale, Times, missing_peer
+from parts import insert
 from random_model import KV_BYTES_PER_TOKEN, make_model
 from side_by_side import COLD, SideBySide, make_prompt
 from timed_engine import PAGE_SIZE, Engine, Memory, ServerDied
@@ -162,7 +163,7 @@ def main() -> None:
     if not arguments.quick:
         document = run.DOCUMENT.read_text()
         run.DOCUMENT.write_text(
-            run.insert(document, measured, begin=run.SGLANG_BEGIN, end=run.SGLANG_END)
+            insert(document, measured, begin=run.SGLANG_BEGIN, end=run.SGLANG_END)
         )
 
 

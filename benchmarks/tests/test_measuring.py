@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import parts
 import pytest
 import run
 from measuring import Ratio, Row, Times, duration, in_turn, missing_peer, size
@@ -81,21 +82,21 @@ def test_a_table_says_what_was_missed_and_why() -> None:
 
 
 def test_a_measurement_replaces_the_last_one_and_nothing_else() -> None:
-    document = f"before\n{run.BEGIN}\nold\n{run.END}\nafter\n"
+    document = f"before\n{parts.BEGIN}\nold\n{parts.END}\nafter\n"
 
-    once = run.insert(document, "new")
+    once = parts.insert(document, "new")
 
-    assert once == f"before\n{run.BEGIN}\n\nnew\n{run.END}\nafter\n"
-    assert run.insert(once, "new") == once
+    assert once == f"before\n{parts.BEGIN}\n\nnew\n{parts.END}\nafter\n"
+    assert parts.insert(once, "new") == once
     with pytest.raises(ValueError, match="must have the lines"):
-        run.insert("no place", "new")
+        parts.insert("no place", "new")
 
 
 def test_each_command_replaces_its_own_measurement() -> None:
-    document = f"{run.BEGIN}\nours\n{run.END}\n{run.SGLANG_BEGIN}\nold\n{run.SGLANG_END}\n"
+    document = f"{parts.BEGIN}\nours\n{parts.END}\n{run.SGLANG_BEGIN}\nold\n{run.SGLANG_END}\n"
 
-    in_sglang = run.insert(document, "new", begin=run.SGLANG_BEGIN, end=run.SGLANG_END)
-    both = run.insert(in_sglang, "newer")
+    in_sglang = parts.insert(document, "new", begin=run.SGLANG_BEGIN, end=run.SGLANG_END)
+    both = parts.insert(in_sglang, "newer")
 
     assert in_sglang == document.replace("old", "\nnew")
     assert both == in_sglang.replace("ours", "\nnewer")
