@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,29 @@ def test_what_the_table_promises_is_what_a_store_says_of_itself(name: str, tmp_p
 
     assert able.leases == (told["what a lookup found stays until its load"] == "yes")
     assert able.persistent == (told["the server process ends or is killed"] == "there")
+
+
+def option_names(name: str) -> set[str]:
+    """Return the names of the options that a store's plugin takes."""
+    module = importlib.import_module(f"kvlinker_{name}.options")
+    (options,) = (
+        value
+        for value in vars(module).values()
+        if is_dataclass(value) and isinstance(value, type) and value.__module__ == module.__name__
+    )
+    return {item.name for item in fields(options) if item.init}
+
+
+@pytest.mark.parametrize("name", provided_stores())
+def test_the_options_in_a_store_s_readme_are_those_that_it_takes_and_no_others(name: str) -> None:
+    readme = ROOT / "plugins" / "stores" / f"kvlinker-{name}" / "README.md"
+    tables = re.findall(
+        r"^\| option \|.*\n\|[-| ]+\n((?:\|.*\n)+)",
+        readme.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    cells = [row.split("|")[1] for rows in tables for row in rows.splitlines()]
+
+    told = [found for cell in cells for found in re.findall(r"`(\w+)`", cell)]
+
+    assert sorted(told) == sorted(option_names(name))
