@@ -14,8 +14,20 @@ from kvlinker_mooncake import MooncakeStore, MooncakeStoreOptions
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from fake_mooncake import StillClock
 from mooncake_cluster import MooncakeCluster, OpenStore, missing_reason
 from network_namespace import NetworkNamespace
+
+_TIMED = ("calls", "framed_reading", "probing", "reading", "removing", "writing")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
+    """Give the clock by which stores measure, and by which they wait for leases, other writers and a lost master."""
+    clock = StillClock()
+    for name in _TIMED:
+        monkeypatch.setattr(f"kvlinker_mooncake.{name}.time", clock)
+    return clock
 
 
 @pytest.fixture(scope="session")

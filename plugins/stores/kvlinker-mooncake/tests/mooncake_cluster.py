@@ -118,14 +118,15 @@ class MooncakeCluster:
 
     @property
     def options(self) -> Mapping[str, object]:
-        """Options of a store on it, with the patience that tests have."""
+        """Options of a store on it: no answer of a busy machine is late, and a lost master is asked again soon."""
         return {
             "master": f"127.0.0.1:{self.port}",
             "metrics": f"127.0.0.1:{self.metrics_port}",
             "buffer_bytes": 0,
             "lease_seconds": LEASE_SECONDS,
             "contended_seconds": 2 * _DISCARD_SECONDS,
-            "answer_seconds": 1.0,
+            "answer_seconds": 60.0,
+            "connect_seconds": 60.0,
             "pause_seconds": 0.2,
         }
 

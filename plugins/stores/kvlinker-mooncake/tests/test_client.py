@@ -11,7 +11,15 @@ from contextlib import suppress
 from types import ModuleType
 
 import pytest
-from fake_mooncake import FakeClient, answers, hangs, name_of, open_fake, wait_until
+from fake_mooncake import (
+    FakeClient,
+    StillClock,
+    answers,
+    hangs,
+    name_of,
+    open_fake,
+    wait_until,
+)
 from wide_pages import WidePages
 
 from kvlinker.device import HostAccess
@@ -35,6 +43,7 @@ OK, MISS, FAILED = ReadStatus.OK, ReadStatus.MISS, ReadStatus.FAILED
 WRITTEN = WriteStatus.WRITTEN
 SESSION_START, RANGES = "batch_get_session_start", "batch_get_into_multi_buffer_ranges"
 WHOLE = "batch_get_into_multi_buffers"
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 def names_of(fake: FakeClient) -> list[str]:
@@ -213,12 +222,11 @@ def test_t6_a_probe_that_hangs_ends_the_opening_in_time(name: str) -> None:
         open_fake(fake, reads="auto", transfer_seconds=0.1)
 
 
-def test_a_store_that_reads_ranges_slowly_reads_whole_objects() -> None:
+def test_a_store_that_reads_ranges_slowly_reads_whole_objects(clock: StillClock) -> None:
     fake = FakeClient()
 
     def slow(name: str) -> None:
-        if name == RANGES:
-            time.sleep(0.01)
+        clock.sleep({RANGES: 0.2, WHOLE: 1.0}.get(name, 0.0))  # of 16 ranges
 
     fake.before = slow
 
@@ -273,7 +281,9 @@ def test_a_write_whose_bytes_did_not_all_arrive_has_failed_and_leaves_nothing() 
     assert not fake.writing
 
 
-def test_b73_a_put_that_cannot_be_ended_has_failed_and_can_be_made_again() -> None:
+def test_b73_a_put_that_cannot_be_ended_has_failed_and_can_be_made_again(
+    clock: StillClock,
+) -> None:
     fake = FakeClient()
     shelf, keys = Shelf(open_fake(fake)), object_keys(2)
     fake.before = answers(
@@ -284,7 +294,7 @@ def test_b73_a_put_that_cannot_be_ended_has_failed_and_can_be_made_again() -> No
     assert shelf.write(keys) == (WriteStatus.FAILED,) * 2
     assert len(fake.writing) == 2, "neither could they be given up"
     fake.before = lambda _: None
-    time.sleep(0.1)  # the master is left alone for a while
+    clock.sleep(60)  # the master is left alone for a while
 
     assert shelf.write(keys) == (WRITTEN, WRITTEN)
 
@@ -321,7 +331,7 @@ def test_t6_a_dead_master_costs_one_wait_and_then_none_for_a_while() -> None:
     fake.before = hangs(gate, "batch_is_exist")
 
     with gate:
-        with pytest.raises(StoreTimeoutError, match=r"no answer within 0\.2 s"):
+        with pytest.raises(StoreTimeoutError, match=r"no answer within 2\.0 s"):
             store.exists(keys)
         asked = len(fake.calls)
         with pytest.raises(StoreTimeoutError, match="did not answer lately"):
@@ -379,22 +389,25 @@ def test_t6_no_bytes_are_asked_for_once_another_call_found_the_master_gone() -> 
 
 
 @pytest.mark.parametrize("layer", [None, 1], ids=["whole", "layer"])
-def test_l5_a_read_into_pools_is_waited_for_whatever_it_takes(layer: int | None) -> None:
+def test_l5_a_read_into_pools_is_waited_for_whatever_it_takes(
+    clock: StillClock, layer: int | None
+) -> None:
     fake, gate = FakeClient(), Gate()
-    shelf, keys = Shelf(open_fake(fake, transfer_seconds=0.05)), object_keys(2)
+    shelf, keys = Shelf(open_fake(fake)), object_keys(2)
     shelf.stock(keys)
     fake.before = hangs(gate, WHOLE, RANGES)
 
     with ThreadPoolExecutor(1) as pool, gate:
         read = pool.submit(shelf.read, keys, layer=layer)
         gate.wait_for_arrivals()
-        time.sleep(0.3)  # longer than every deadline of the store
+        clock.sleep(3600)  # longer than every deadline of the store
+        time.sleep(0.1)
         assert not read.done(), "it would write into pages that the engine has given to others"
     with pytest.raises(StoreTimeoutError):  # late, as any answer after its deadline
         read.result()
 
 
-def test_a_staged_read_is_left_behind_and_its_memory_is_not_used_again() -> None:
+def test_a_staged_read_is_left_behind_and_its_memory_is_not_used_again(clock: StillClock) -> None:
     fake, gate = FakeClient(), Gate()
     store = open_fake(fake, reads="auto", staged=True, transfer_seconds=0.2)
     shelf, keys = Shelf(store), object_keys(2)
@@ -404,7 +417,7 @@ def test_a_staged_read_is_left_behind_and_its_memory_is_not_used_again() -> None
     with gate:
         with pytest.raises(StoreTimeoutError, match=r"get: no answer within 0\.2 s"):
             shelf.read(keys)
-        time.sleep(0.1)  # the master is left alone for a while
+        clock.sleep(60)  # the master is left alone for a while
         kept = set(fake.registered)
         shelf.stock(object_keys(2, chain="other"))
         assert len(fake.registered) > len(kept), "what may still be written into is not given away"

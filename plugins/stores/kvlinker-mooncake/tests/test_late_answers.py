@@ -8,7 +8,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from fake_mooncake import FakeClient, answers, hangs, name_of, open_fake, wait_until
+from fake_mooncake import (
+    FakeClient,
+    StillClock,
+    answers,
+    hangs,
+    name_of,
+    open_fake,
+    wait_until,
+)
 
 from kvlinker.errors import StoreClosedError, StoreError, UnsupportedOperationError
 from kvlinker.store import ReadStatus, WriteStatus
@@ -19,19 +27,21 @@ from kvlinker_mooncake.codes import Code
 from kvlinker_mooncake.raw_client import NEEDED_CALLS, replicate_config
 
 OK, WRITTEN = ReadStatus.OK, WriteStatus.WRITTEN
+pytestmark = pytest.mark.usefixtures("clock")
 
 
-def test_l5_room_that_bytes_are_still_sent_to_is_given_up_behind_the_last_of_them() -> None:
+def test_l5_room_that_bytes_are_still_sent_to_is_given_up_behind_the_last_of_them(
+    clock: StillClock,
+) -> None:
     fake, gate = FakeClient(), Gate()
-    settings = {"transfer_seconds": 1.0, "answer_seconds": 30.0}
-    shelf = Shelf(open_fake(fake, reads="auto", staged=True, **settings))
+    shelf = Shelf(open_fake(fake, reads="auto", staged=True))
     keys = object_keys(2)
     fake.before = hangs(gate, "batch_put_from_multi_buffer_ranges")
     revoke = ("batch_put_session_revoke", 0)
 
     with gate:
         assert shelf.write(keys) == (WriteStatus.FAILED,) * 2
-        time.sleep(0.1)  # the master is left alone for a while
+        clock.sleep(60)  # the master is left alone for a while
         assert shelf.write(keys) == (WriteStatus.FAILED,) * 2
         assert revoke not in fake.calls, "the bytes would land in what is given to others"
     wait_until(lambda: revoke in fake.calls)
@@ -41,7 +51,9 @@ def test_l5_room_that_bytes_are_still_sent_to_is_given_up_behind_the_last_of_the
     assert shelf.read(keys) == (OK, OK)
 
 
-def test_a_put_that_began_for_some_before_the_master_went_is_given_up() -> None:
+def test_a_put_that_began_for_some_before_the_master_went_is_given_up(
+    clock: StillClock,
+) -> None:
     fake = FakeClient()
     shelf, keys = Shelf(open_fake(fake)), object_keys(2)
 
@@ -55,11 +67,13 @@ def test_a_put_that_began_for_some_before_the_master_went_is_given_up() -> None:
     assert shelf.write(keys) == (WriteStatus.FAILED,) * 2
 
     fake.before = lambda _: None
-    time.sleep(0.1)  # the master is left alone for a while
+    clock.sleep(60)  # the master is left alone for a while
     assert shelf.write(keys) == (WRITTEN, WRITTEN)
 
 
-def test_what_is_written_where_something_hidden_was_lost_is_there_and_stays() -> None:
+def test_what_is_written_where_something_hidden_was_lost_is_there_and_stays(
+    clock: StillClock,
+) -> None:
     fake = FakeClient()
     store = open_fake(fake, contended_seconds=0)
     shelf, keys = Shelf(store), object_keys(2)
@@ -72,7 +86,7 @@ def test_what_is_written_where_something_hidden_was_lost_is_there_and_stays() ->
 
     assert shelf.write(keys) == (WRITTEN, WRITTEN)
 
-    time.sleep(0.3)  # until what is hidden is tried again
+    clock.sleep(60)  # until what is hidden is tried again
     assert store.exists(keys) == (True, True)
     assert shelf.read(keys) == (OK, OK)
 

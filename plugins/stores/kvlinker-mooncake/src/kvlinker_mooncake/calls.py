@@ -27,15 +27,24 @@ _MAX_HANGING = 16
 class Calls:
     """The calls of one store that are under way, and whether the master answers."""
 
-    def __init__(self, label: str, *, pause_seconds: float) -> None:
+    def __init__(
+        self,
+        label: str,
+        *,
+        pause_seconds: float,
+        wait: Callable[[LaneTask, float], bool] = LaneTask.wait,
+    ) -> None:
         """Count nothing yet.
 
         Args:
             label: names the store in messages.
             pause_seconds: how long a master is left alone that did not answer.
+            wait: waits for a call for some seconds at most, and returns whether it has ended.
         """
         self._label = label
-        self._breaker = Breaker(pause_seconds=pause_seconds)
+        self._wait = wait
+        # One clock for all of this module, which tests replace.
+        self._breaker = Breaker(pause_seconds=pause_seconds, clock=time.monotonic)
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -160,7 +169,7 @@ class Calls:
             self._leave()
             msg = f"{self}: {what}: there is no thread to ask with"
             raise StoreTimeoutError(msg)
-        if not task.wait(seconds) and asked.is_left_behind():
+        if not self._wait(task, seconds) and asked.is_left_behind():
             lane.abandon(task)
             if task.was_dropped:  # before it began
                 self._leave()

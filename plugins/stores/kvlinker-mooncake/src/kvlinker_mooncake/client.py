@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from kvlinker.errors import StoreContractError, StoreError
+from kvlinker.lanes import LaneTask
 from kvlinker_mooncake.calls import Calls
 from kvlinker_mooncake.codes import CONTENDED, Code
 from kvlinker_mooncake.options import MooncakeStoreOptions
@@ -57,15 +58,22 @@ class Client:
         *,
         make: Callable[[], RawClient] = make_raw_client,
         config: Callable[[MooncakeStoreOptions], object] = replicate_config,
+        wait: Callable[[LaneTask, float], bool] = LaneTask.wait,
     ) -> None:
         """Join the cluster.
+
+        Args:
+            options: where it is.
+            make: makes the client.
+            config: says in the client's own form how objects are kept.
+            wait: see `Calls`.
 
         Raises:
             UnsupportedOperationError: the client lacks calls or settings.
             StoreTimeoutError: the master did not answer in time.
             StoreError: there is no client, or it was refused.
         """
-        self.calls = Calls(options.label, pause_seconds=options.pause_seconds)
+        self.calls = Calls(options.label, pause_seconds=options.pause_seconds, wait=wait)
         self._options = options
         self._raw = make()
         self._config = config(options)
