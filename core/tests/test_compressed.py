@@ -169,6 +169,17 @@ def test_compressed_and_plain_objects_are_never_read_as_each_other() -> None:
     assert plain.read(second) == (MISS,)
 
 
+def test_what_is_there_and_no_stream_is_not_taken_for_the_object_but_written_over() -> None:
+    inner = MemoryStore()
+    plain, compressed = Pool(inner), Pool(CompressedStore(inner))
+    keys = object_keys(2)
+    plain.write(keys[:1])
+
+    assert compressed.write(keys) == (WRITTEN, WRITTEN)
+
+    assert compressed.read(keys) == (OK, OK)
+
+
 class Weighing(MemoryStore):
     """Notes how much memory is in use when it is written to."""
 

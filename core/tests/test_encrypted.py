@@ -126,6 +126,10 @@ def test_l4_a_layer_is_read_with_its_blocks_alone() -> None:
         assert sealed.shelf.read([key], session=session, layer=0) == (OK,)
         assert sealed.shelf.read([key], session=session, layer=LAYERS - 1) == (CORRUPT,)
         assert sealed.shelf.read([key], session=session, layer=0) == (CORRUPT,)
+        assert sealed.shelf.read([key], session=session, layer=LAYERS - 1) == (CORRUPT,)
+    assert (
+        sealed.store.stats().counters["unsealable"] == 1
+    )  # dropped once, however often it is read
 
 
 def test_what_is_stored_is_neither_copied_nor_sealed_again() -> None:

@@ -123,6 +123,21 @@ def test_an_object_that_is_still_there_is_not_written_again(
     assert inner.stats().objects == 1
 
 
+def test_an_object_that_was_cleared_is_written_anew_and_lives_as_long_as_a_new_one(
+    inner: MemoryStore, clock: Clock
+) -> None:
+    store = opened(inner, clock)
+    shelf, keys = Shelf(store), object_keys(1)
+    shelf.stock(keys)
+
+    clock.seconds += HOUR
+    assert store.clear(keys[0][:NAMESPACE_BYTES]) == 1
+    shelf.stock(keys)
+    clock.seconds += HOUR
+
+    assert shelf.read(keys) == (OK,)
+
+
 def test_an_object_that_expired_is_written_anew_and_lives_again(
     inner: MemoryStore, clock: Clock
 ) -> None:
