@@ -22,21 +22,30 @@ import numpy as np
 from measuring import Row, Scale, missing_peer, run_script
 from numpy.typing import NDArray
 from pages import MIB
-from remote_stores import SHAPES, Contest, RawClient, Shape, measure_lookup, measure_shape
+from remote_stores import (
+    SHAPES,
+    Contest,
+    PageClient,
+    Pages,
+    RawClient,
+    Shape,
+    measure_lookup,
+    measure_shape,
+)
 
 from kvlinker.discovery import load_plugins
 from kvlinker.errors import KVLinkerError
 from kvlinker.registry import PluginRegistry
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # the folder in it has a name that nobody can guess
-MOVED = 64 * MIB
+MOVED = 48 * MIB
 CAPACITY = 4 * MOVED
 """What is to be loaded, what is offloaded, and room for the index."""
 WHY_MISSED = (
     "The calls beside it move bytes between a file and one block, in pieces as long as the object or the range, for "
-    "one process that knows where everything is. A store scatters them over as many buffers as a model has, reads them "
-    "once more for checksums, and keeps an index that other processes share; the copies in memory beside the file "
-    "store show what each of these takes."
+    "one process that knows where everything is, over the same memory each time. A store reads every byte once more "
+    "for its checksum, takes new room for what is written, and keeps an index that other processes share; what it "
+    "costs that pages lie in as many places as a model has buffers stands in the rows of the same pages."
 )
 
 
@@ -95,6 +104,10 @@ class _File(RawClient):
 class SystemCalls(_File):
     """Written and read with a call of the system for each object, or for each range."""
 
+    def from_pages(self, pages: Pages) -> PageClient:
+        """Write and read with lists of buffers, which the system copies from and to one by one."""
+        return PagesInCalls(self._file, self._shape, pages)
+
     def _write(self, number: int) -> None:
         size = self._shape.object_bytes
         _expect(os.pwrite(self._file, self._block[number], number * size), size)
@@ -103,6 +116,37 @@ class SystemCalls(_File):
         place = memoryview(self._read[number])[start : start + length]
         offset = number * self._shape.object_bytes + start
         _expect(os.preadv(self._file, [place], offset), length)
+
+
+class PagesInCalls(PageClient):
+    """Written and read as often, from and to a list of pages."""
+
+    def __init__(self, file: int, shape: Shape, pages: Pages) -> None:
+        """Note where everything is."""
+        self._file = file
+        self._shape = shape
+        self._views = [pages.views(number) for number in range(len(pages.block))]
+
+    def put(self, part: slice) -> None:
+        """See PageClient."""
+        size = self._shape.object_bytes
+        for number in range(len(self._views))[part]:
+            _expect(os.pwritev(self._file, self._views[number], number * size), size)
+
+    def get(self, part: slice) -> None:
+        """See PageClient."""
+        size = self._shape.object_bytes
+        for number in range(len(self._views))[part]:
+            _expect(os.preadv(self._file, self._views[number], number * size), size)
+
+    def get_ranges(self, part: slice) -> None:
+        """See PageClient."""
+        start = 0
+        for layer, length in enumerate(self._shape.ranges):
+            for number in range(len(self._views))[part]:
+                offset = number * self._shape.object_bytes + start
+                _expect(os.preadv(self._file, [self._views[number][layer]], offset), length)
+            start += length
 
 
 class MappedFile(_File):
@@ -116,6 +160,10 @@ class MappedFile(_File):
         if self._map is not None:
             self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
+    def from_pages(self, pages: Pages) -> PageClient:
+        """Copy between pages and the file, with nothing between."""
+        return PagesInMap(self, self._base, self._shape, pages)
+
     def _write(self, number: int) -> None:
         size = self._shape.object_bytes
         ctypes.memmove(self._base + number * size, self._block[number].ctypes.data, size)
@@ -123,6 +171,42 @@ class MappedFile(_File):
     def _fill(self, number: int, start: int, length: int) -> None:
         offset = number * self._shape.object_bytes + start
         ctypes.memmove(self._read.ctypes.data + offset, self._base + offset, length)
+
+
+class PagesInMap(PageClient):
+    """A memcpy of each range, between its page and the file."""
+
+    def __init__(self, client: MappedFile, base: int, shape: Shape, pages: Pages) -> None:
+        """Note where everything is."""
+        self._memory = client, pages  # which stays mapped and allocated
+        self._base = base
+        self._shape = shape
+        self._pages = [pages.addresses(number) for number in range(len(pages.block))]
+
+    def put(self, part: slice) -> None:
+        """See PageClient."""
+        for number in range(len(self._pages))[part]:
+            place = self._base + number * self._shape.object_bytes
+            for page, size in zip(self._pages[number], self._shape.ranges, strict=True):
+                ctypes.memmove(place, page, size)
+                place += size
+
+    def get(self, part: slice) -> None:
+        """See PageClient."""
+        for number in range(len(self._pages))[part]:
+            place = self._base + number * self._shape.object_bytes
+            for page, size in zip(self._pages[number], self._shape.ranges, strict=True):
+                ctypes.memmove(page, place, size)
+                place += size
+
+    def get_ranges(self, part: slice) -> None:
+        """See PageClient."""
+        start = 0
+        for layer, size in enumerate(self._shape.ranges):
+            for number in range(len(self._pages))[part]:
+                place = self._base + number * self._shape.object_bytes + start
+                ctypes.memmove(self._pages[number][layer], place, size)
+            start += size
 
 
 def _expect(moved: int, size: int) -> None:

@@ -1,8 +1,9 @@
 """What benchmarks of stores behind a server have in common: the store beside the client that it is made of.
 
-The client moves values of the same length between a server and one block of memory; the store moves pages
-between a server and scattered pool memory, and checks every byte. The server is on the same machine: it takes
-a core of its own, and its speed is part of both.
+The client moves values of the same length between a server and one block of memory, which is less than an engine
+needs; and once more from and to the same scattered pages as the store, by itself where it can do that and with a
+memcpy of each range where it cannot. The store checks every byte as well. The server is on the same machine: it
+takes a core of its own, and its speed is part of both.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import itertools
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from measuring import Row, Scale, Times, in_turn, size, timed
@@ -32,7 +34,9 @@ TARGET = 0.9
 START_SECONDS = 30.0
 """How long a server may take to take connections."""
 MOST_ROUNDS = 5
-"""Each shape has six actions and each action three measurements: a few rounds tell as much, and end."""
+"""Each shape has six actions and each action four measurements: a few rounds tell as much, and end."""
+MOST_MOVED = 48 * MIB
+"""Bytes of one measurement at most: larger than the caches of a core, and small enough for many of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,90 @@ class RawClient(ABC):
     def look_up(self, names: Sequence[str]) -> None:
         """Ask for absent values one by one."""
 
+    def from_pages(self, pages: Pages) -> PageClient:
+        """Return what moves the same bytes from and to pages; others copy each range, since their library cannot."""
+        return CopyingClient(self, pages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """Where the bytes of objects are when an engine has them: a range of each in every layer's buffer."""
+
+    pool: PagePool
+    ranges: Sequence[int]
+    """Bytes of each range."""
+    block: NDArray[np.uint8]
+    """Where a client has them: uint8 [objects, bytes]."""
+
+    def addresses(self, number: int) -> list[int]:
+        """Return the addresses of all ranges of one object."""
+        row = int(self.pool.chosen[number])
+        return [buffer.ctypes.data + row * buffer.shape[1] for buffer in self.pool.buffers]
+
+    def views(self, number: int) -> list[memoryview]:
+        """Return the memory of all ranges of one object."""
+        row = int(self.pool.chosen[number])
+        return [memoryview(buffer[row]) for buffer in self.pool.buffers]
+
+
+class PageClient(ABC):
+    """A client whose bytes come from, and end in, the pages of a pool."""
+
+    how: ClassVar[str] = "from and to the same pages"
+    """How it does that, in words."""
+
+    @abstractmethod
+    def put(self, part: slice) -> None:
+        """Write some objects."""
+
+    @abstractmethod
+    def get(self, part: slice) -> None:
+        """Read some objects whole."""
+
+    @abstractmethod
+    def get_ranges(self, part: slice) -> None:
+        """Read some objects layer by layer."""
+
+
+class CopyingClient(PageClient):
+    """A client of one block, and a memcpy of each range.
+
+    A library that returns values of its own leaves them anywhere; as many bytes are copied then, from the block.
+    """
+
+    how: ClassVar[str] = "and a memcpy of each range from or to the same pages"
+
+    def __init__(self, client: RawClient, pages: Pages) -> None:
+        """Note where everything is."""
+        self._client, self._memory = client, pages  # what is copied stays allocated
+        self._ranges = list(pages.ranges)
+        block = pages.block
+        starts = [0, *itertools.accumulate(self._ranges[:-1])]
+        self._pages = [pages.addresses(number) for number in range(len(block))]
+        firsts = [block.ctypes.data + number * block.strides[0] for number in range(len(block))]
+        self._places = [[first + start for start in starts] for first in firsts]
+
+    def _copy(self, part: slice, *, is_read: bool) -> None:
+        for pages, places in zip(self._pages[part], self._places[part], strict=True):
+            for page, place, length in zip(pages, places, self._ranges, strict=True):
+                target, source = (page, place) if is_read else (place, page)
+                ctypes.memmove(target, source, length)
+
+    def put(self, part: slice) -> None:
+        """See PageClient."""
+        self._copy(part, is_read=False)
+        self._client.put(part)
+
+    def get(self, part: slice) -> None:
+        """See PageClient."""
+        self._client.get(part)
+        self._copy(part, is_read=True)
+
+    def get_ranges(self, part: slice) -> None:
+        """See PageClient."""
+        self._client.get_ranges(part)
+        self._copy(part, is_read=True)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
@@ -96,7 +184,9 @@ class Contest:
     where: str = ""
     """What the rows begin with."""
     why_missed: str = ""
-    """What is known of targets that are missed."""
+    """What is known of targets that are missed where bytes are moved."""
+    why_lookup: str = ""
+    """What is known of a target that a lookup misses."""
 
 
 class Ours:
@@ -105,23 +195,23 @@ class Ours:
     def __init__(self, store: Store, shape: Shape, pages: int) -> None:
         """Make the pool, and write what is to be loaded."""
         self.store = store
-        self._pool = PagePool.make("kv", shape.ranges, pages)
+        self.pool = PagePool.make("kv", shape.ranges, pages)
         self._shape = shape
         self._pages = pages
         self._salts = itertools.count(1)
         self._stored = object_keys(pages)
         if store.capabilities.registers_memory:
-            store.register(unique_regions(self._pool.entry.spans))
+            store.register(unique_regions(self.pool.entry.spans))
         self.offload(slice(None), salt=0)
 
     def _locations(self, part: slice) -> PreparedPages:
         """Return where some pages are: once for a call, as a linker does."""
-        return self._pool.entry.prepare_locations(self._pool.chosen[part])
+        return self.pool.entry.prepare_locations(self.pool.chosen[part])
 
     def _plan(self, locations: PreparedPages, layer: int | None = None) -> TransferPlan:
         if layer is None:
-            return self._pool.entry.page_plan(locations)
-        plan = self._pool.entry.layer_plan(locations, layer)
+            return self.pool.entry.page_plan(locations)
+        plan = self.pool.entry.layer_plan(locations, layer)
         if plan is None:
             message = f"no layer {layer}"
             raise RuntimeError(message)
@@ -198,65 +288,74 @@ def in_threads(pages: int, threads: int, run: Callable[[slice], object]) -> Call
     return measure
 
 
-def rows_of(contest: Contest, what: str, times: Times, moved: int) -> Iterator[Row]:
-    """Yield the comparison with the client, and the one with a copy of as many bytes."""
-    yield Row(
+def client_row(contest: Contest, what: str, times: Times, why_missed: str) -> Row:
+    """Return the comparison with the client."""
+    return Row(
         topic=contest.topic,
-        what=what,
+        what=f"{contest.where}{what}",
         against=f"{contest.client}, the same bytes",
         ratio=times.ratio("client", "ours"),
         figures=times.figures("client", "ours"),
         target=TARGET,
-        why_missed=contest.why_missed,
+        why_missed=why_missed,
     )
-    if moved:
+
+
+def rows_of(contest: Contest, what: str, times: Times, how: str, moved: int) -> Iterator[Row]:
+    """Yield the comparison with the client, with the client and the same pages, and with a copy of as many bytes."""
+    yield client_row(contest, what, times, contest.why_missed)
+    against = {"pages": f"{contest.client}, {how}", "memcpy": f"memcpy of {size(moved)}"}
+    for peer, words in against.items():
         yield Row(
             topic=contest.topic,
-            what=what,
-            against=f"memcpy of {size(moved)}",
-            ratio=times.ratio("memcpy", "ours"),
-            figures=times.figures("memcpy", "ours"),
+            what=f"{contest.where}{what}",
+            against=words,
+            ratio=times.ratio(peer, "ours"),
+            figures=times.figures(peer, "ours"),
         )
+
+
+def _actions(
+    ours: Ours, client: RawClient, scattered: PageClient, pages: int, threads: int
+) -> Iterator[tuple[str, Mapping[str, Callable[[], float]]]]:
+    """Yield each action, and what runs it in some threads: ours, the client's, and the client's with pages."""
+
+    def offload() -> float:
+        salt = ours.new_salt()
+        return in_threads(pages, threads, lambda part: ours.offload(part, salt=salt))()
+
+    def both(
+        mine: Callable[[], float],
+        theirs: Callable[[slice], object],
+        paged: Callable[[slice], object],
+    ) -> Mapping[str, Callable[[], float]]:
+        raw, with_pages = (in_threads(pages, threads, run) for run in (theirs, paged))
+        return {"ours": mine, "client": raw, "pages": with_pages}
+
+    whole = in_threads(pages, threads, lambda part: ours.load(part, by_layer=False))
+    by_layer = in_threads(pages, threads, lambda part: ours.load(part, by_layer=True))
+    yield "offload", both(offload, client.put, scattered.put)
+    yield "load, whole", both(whole, client.get, scattered.get)
+    yield "load, by layer", both(by_layer, client.get_ranges, scattered.get_ranges)
 
 
 def measure_shape(contest: Contest, shape: Shape, scale: Scale) -> Iterator[Row]:
     """Yield the rows of one shape, with one and with two threads."""
-    pages = max(2, scale.choose(contest.moved, 2 * MIB) // shape.object_bytes)
+    most = scale.choose(min(contest.moved, MOST_MOVED), 2 * MIB)
+    pages = max(2, most // shape.object_bytes)
     moved = pages * shape.object_bytes
     block = np.random.default_rng(1).integers(0, 255, (pages, shape.object_bytes), dtype=np.uint8)
     target = np.empty_like(block)
     client, ours = contest.make_client(shape, block), Ours(contest.open_store(), shape, pages)
+    pool = PagePool.make("raw", shape.ranges, pages)
+    scattered = client.from_pages(Pages(pool=pool, ranges=shape.ranges, block=block))
     copy = timed(lambda: ctypes.memmove(target.ctypes.data, block.ctypes.data, moved))
     client.put(slice(None))
-
-    def offload_in(threads: int) -> Callable[[], float]:
-        def offload() -> float:
-            salt = ours.new_salt()
-            return in_threads(pages, threads, lambda part: ours.offload(part, salt=salt))()
-
-        return offload
-
     for threads in (1, 2):
-        with_threads = f"{shape.name}, {threads} thread{'s' if threads > 1 else ''}"
-        runs = {
-            "offload": (offload_in(threads), client.put),
-            "load, whole": (
-                in_threads(pages, threads, lambda part: ours.load(part, by_layer=False)),
-                client.get,
-            ),
-            "load, by layer": (
-                in_threads(pages, threads, lambda part: ours.load(part, by_layer=True)),
-                client.get_ranges,
-            ),
-        }
-        for action, (mine, theirs) in runs.items():
-            both = {"ours": mine, "client": in_threads(pages, threads, theirs), "memcpy": copy}
-            yield from rows_of(
-                contest,
-                f"{contest.where}{action}, {with_threads}",
-                in_turn(both, rounds=min(MOST_ROUNDS, scale.rounds)),
-                moved,
-            )
+        what = f"{shape.name}, {threads} thread{'s' if threads > 1 else ''}"
+        for action, runs in _actions(ours, client, scattered, pages, threads):
+            times = in_turn({**runs, "memcpy": copy}, rounds=min(MOST_ROUNDS, scale.rounds))
+            yield from rows_of(contest, f"{action}, {what}", times, scattered.how, moved)
     client.forget()
     ours.close()
 
@@ -271,6 +370,6 @@ def measure_lookup(contest: Contest, scale: Scale) -> Iterator[Row]:
         "ours": timed(lambda: ours.store.exists(keys)),
         "client": timed(lambda: client.look_up([key.hex() for key in keys])),
     }
-    what = f"{contest.where}lookup of {len(keys)} keys"
-    yield from rows_of(contest, what, in_turn(both, rounds=min(MOST_ROUNDS, scale.rounds)), 0)
+    times = in_turn(both, rounds=min(MOST_ROUNDS, scale.rounds))
+    yield client_row(contest, f"lookup of {len(keys)} keys", times, contest.why_lookup)
     ours.close()
