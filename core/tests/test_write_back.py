@@ -10,6 +10,8 @@ import pytest
 from kvlinker.errors import ContractError, StoreError, StoreTimeoutError
 from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import Integrity, ObjectKey, ReadStatus, Store, WriteStatus
+from kvlinker.stores.host_pages import ObjectRanges
+from kvlinker.stores.pending import Lease, PendingObject, PendingObjects
 from kvlinker.stores.tiered import TieredStore
 from kvlinker.stores.wrapped import WrappedStore
 from kvlinker.stores.write_back import WriteBackLimits
@@ -256,6 +258,27 @@ def test_a_removal_of_others_delays_a_copy_and_loses_none() -> None:
 
     assert tiers.store.flush(60)
     assert tiers.far_memory.exists(keys) == (True,) * 3
+
+
+def test_a_copy_of_an_object_that_was_written_anew_meanwhile_settles_the_older_one_alone() -> None:
+    (key,) = object_keys(1)
+    older, newer = (
+        PendingObject(
+            key=key,
+            fingerprint=b"layout",
+            ranges=ObjectRanges.of_sizes("kv", [PAGE]),
+            lease=Lease(MemoryStore().hold([key], seconds=60), 1),
+        )
+        for _ in range(2)
+    )
+    pending = PendingObjects(max_bytes=4 * PAGE, max_objects=4)
+    pending.add([older])
+    pending.add([newer])
+
+    assert pending.settle([older]) == 0
+    assert len(pending) == 1
+    assert pending.settle([newer]) == 1
+    assert len(pending) == 0
 
 
 # ---- a far store that takes nothing -----------------------------------------------------------------

@@ -99,6 +99,9 @@ class DemoRequest:
     """Show one small model alone."""
 
 
+# What follows is the form of each hook: pluggy calls what plugins implement, and nobody calls these.
+
+
 @hookspec
 def describe_plugin() -> PluginInfo:
     """Return the plugin's API version and a summary of one line; called before any other hook."""
