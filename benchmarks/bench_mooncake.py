@@ -1,8 +1,9 @@
 """Compare the Mooncake store with Mooncake's own client on the same ranges, and with a copy in memory, over TCP.
 
-The client moves as many ranges of the same lengths between a segment in another process and one registered block;
-the store moves pages between the segment and scattered pool memory, and answers for each object. Clients listen on
-every interface, so that all of it runs in a network namespace of its own, which needs root.
+The client moves as many ranges of the same lengths between a segment in another process and one registered block,
+and once more between the segment and registered pools; the store moves pages between the segment and its own pools,
+straight or through host memory where it compares checksums, and answers for each object. Clients listen on every
+interface, so that all of it runs in a network namespace of its own, which needs root.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 from measuring import Row, Scale, missing_peer, run_script
 from numpy.typing import NDArray
-from pages import MIB
 from remote_stores import (
     SHAPES,
     Contest,
+    PageClient,
+    Pages,
     RawClient,
     Shape,
     measure_lookup,
@@ -41,16 +43,22 @@ from kvlinker_mooncake import raw_client as mooncake
 TOPIC = "Mooncake store"
 CLIENT = "Mooncake's client, the same ranges"
 BUFFERS = 960
-SEGMENT_BYTES = 1 << 30
-LEASE_MS = 500
-"""Short: what was read is removed when a shape is done, and nothing is removed that is leased."""
+SEGMENT_BYTES = 3 << 30
+"""Of one store and its client: what both wrote of all shapes, since what was read stays leased and is not removed."""
+LEASE_MS = 120_000
+"""Longer than any measurement: a client's reads fail when a lease ends between them, however busy the machine is."""
 CLONE_NEWNET = 0x40000000
 SIOCSIFFLAGS = 0x8914
 UP_AND_RUNNING = 0x41
-WHY_MISSED = (
+WHY_STRAIGHT = (
     "After each read, and so once for a layer, the store asks the master where the objects are: "
     "a round trip and two changes of thread that the client does not make."
 )
+WHY_STAGED = (
+    "Pages go through host memory and get a header and checksums: each byte is copied and read once more than the "
+    "client does."
+)
+WHY_LOOKUP = "Both ask the master once; the store makes names of its own from keys, and looks at what is hidden."
 SEGMENT = """
 import sys
 from mooncake.store import MooncakeDistributedStore
@@ -129,31 +137,28 @@ def _wait_for_word(stream: IO[bytes] | None) -> None:
             raise FileNotFoundError(message)
 
 
-class Client(RawClient):
-    """Mooncake's client: ranges of one registered block, as many buffers in a call as its transport queues."""
+class Calls:
+    """Calls of Mooncake's client, as many buffers in each as its transport queues."""
 
     def __init__(
-        self, raw: mooncake.RawClient, shape: Shape, block: NDArray[np.uint8], number: int
+        self, raw: mooncake.RawClient, shape: Shape, prefix: str, addresses: Sequence[Sequence[int]]
     ) -> None:
-        """Take a client that has joined, and the bytes of all objects: uint8 [objects, bytes]."""
+        """Take a client that has joined, and the address of every range of each object: registered memory."""
         self._raw = raw
         self._shape = shape
-        self._block = block
-        self._number = number
+        self._prefix = prefix
+        self._addresses = addresses
         self._each = max(1, BUFFERS // len(shape.ranges))
         self._offsets = [0, *itertools.accumulate(shape.ranges[:-1])]
         self._config = mooncake.replicate_config(MooncakeStoreOptions(master="127.0.0.1:1"))
-        if len(block):
-            _expect([raw.register_buffer(block.ctypes.data, block.nbytes)], 0)
 
     def _groups(self, part: slice) -> Iterator[tuple[list[str], list[list[int]]]]:
         """Yield names and the addresses of all ranges, some objects at a time."""
-        numbers = range(len(self._block))[part]
+        numbers = range(len(self._addresses))[part]
         for start in range(0, len(numbers), self._each):
             chosen = numbers[start : start + self._each]
-            firsts = [self._block.ctypes.data + i * self._shape.object_bytes for i in chosen]
-            names = [f"raw{self._number}/{i}" for i in chosen]
-            yield names, [[first + offset for offset in self._offsets] for first in firsts]
+            names = [f"{self._prefix}/{i}" for i in chosen]
+            yield names, [list(self._addresses[i]) for i in chosen]
 
     def put(self, part: slice) -> None:
         """Write some objects, in the place of those that were written before: they would stay as they are."""
@@ -195,11 +200,86 @@ class Client(RawClient):
         """Remove what was written."""
         for names, _ in self._groups(slice(None)):
             self._raw.batch_remove(names, force=True)
+
+
+class Client(RawClient):
+    """Mooncake's client: ranges of one registered block."""
+
+    def __init__(
+        self, raw: mooncake.RawClient, shape: Shape, block: NDArray[np.uint8], prefix: str
+    ) -> None:
+        """Take a client that has joined, and the bytes of all objects: uint8 [objects, bytes]."""
+        self._raw = raw
+        self._shape = shape
+        self._block = block
+        self._prefix = prefix
+        self._paged: PagedClient | None = None
+        starts = [0, *itertools.accumulate(shape.ranges[:-1])]
+        firsts = [block.ctypes.data + i * shape.object_bytes for i in range(len(block))]
+        addresses = [[first + start for start in starts] for first in firsts]
+        self._calls = Calls(raw, shape, prefix, addresses)
+        if len(block):
+            _expect([raw.register_buffer(block.ctypes.data, block.nbytes)], 0)
+
+    def put(self, part: slice) -> None:
+        """See RawClient."""
+        self._calls.put(part)
+
+    def get(self, part: slice) -> None:
+        """See RawClient."""
+        self._calls.get(part)
+
+    def get_ranges(self, part: slice) -> None:
+        """See RawClient."""
+        self._calls.get_ranges(part)
+
+    def from_pages(self, pages: Pages) -> PageClient:
+        """Let the client move ranges from and to registered pages, which it can."""
+        self._paged = PagedClient(self._raw, self._shape, f"{self._prefix} paged", pages)
+        self._paged.put(slice(None))
+        return self._paged
+
+    def forget(self) -> None:
+        """Remove what was written."""
+        self._calls.forget()
         self._raw.unregister_buffer(self._block.ctypes.data)
+        if self._paged is not None:
+            self._paged.forget()
 
     def look_up(self, names: Sequence[str]) -> None:
         """Ask for objects that nobody wrote."""
         _expect(self._raw.batch_is_exist(list(names)), 0)
+
+
+class PagedClient(PageClient):
+    """Mooncake's client: ranges of registered pools."""
+
+    def __init__(self, raw: mooncake.RawClient, shape: Shape, prefix: str, pages: Pages) -> None:
+        """Register the pools."""
+        self._raw = raw
+        self._buffers = pages.pool.buffers
+        addresses = [pages.addresses(number) for number in range(len(pages.block))]
+        self._calls = Calls(raw, shape, prefix, addresses)
+        for buffer in self._buffers:
+            _expect([raw.register_buffer(buffer.ctypes.data, buffer.nbytes)], 0)
+
+    def put(self, part: slice) -> None:
+        """See PageClient."""
+        self._calls.put(part)
+
+    def get(self, part: slice) -> None:
+        """See PageClient."""
+        self._calls.get(part)
+
+    def get_ranges(self, part: slice) -> None:
+        """See PageClient."""
+        self._calls.get_ranges(part)
+
+    def forget(self) -> None:
+        """Remove what was written, and let go of the pools."""
+        self._calls.forget()
+        for buffer in self._buffers:
+            self._raw.unregister_buffer(buffer.ctypes.data)
 
 
 def _expect(codes: Sequence[int], expected: int) -> None:
@@ -210,30 +290,58 @@ def _expect(codes: Sequence[int], expected: int) -> None:
 
 def measure(scale: Scale) -> Iterator[Row]:
     """Yield the rows."""
-    try:
-        raw = mooncake.make_raw_client()
-        network = own_network()
-        with network, cluster() as address:
-            _expect([raw.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", address)], 0)
-            yield from _rows(raw, address, scale)
-            raw.close()
-    except (OSError, NotImplementedError) as error:
-        yield missing_peer(TOPIC, "everything", CLIENT, f"Error: {error}")
+    with ExitStack() as stack:
+        try:
+            raw = mooncake.make_raw_client()
+            stack.enter_context(own_network())
+        except (OSError, NotImplementedError) as error:
+            yield missing_peer(TOPIC, "everything", CLIENT, f"Error: {error}")
+            return
+        for staged in (False, True):
+            yield from _measure_kind(raw, scale, staged=staged)
 
 
-def _rows(raw: mooncake.RawClient, address: str, scale: Scale) -> Iterator[Row]:
+def _measure_kind(raw: mooncake.RawClient, scale: Scale, *, staged: bool) -> Iterator[Row]:
+    """Yield the rows of one way to move pages, on a cluster of its own."""
+    with ExitStack() as stack:
+        try:
+            address = stack.enter_context(cluster())
+        except OSError as error:
+            yield missing_peer(TOPIC, "everything", CLIENT, f"Error: {error}")
+            return
+        _expect([raw.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", address)], 0)
+        yield from _rows(contest(raw, address, staged=staged), scale)
+        raw.close()
+
+
+def contest(raw: mooncake.RawClient, address: str, *, staged: bool) -> Contest:
+    """Return what is compared; every store and client has names of its own, since what was read cannot be removed."""
     numbers = itertools.count()
-    options = MooncakeStoreOptions(
-        master=address, buffer_bytes=0, reads="ranged", lease_seconds=LEASE_MS / 1000
-    )
-    contest = Contest(
+
+    def options() -> MooncakeStoreOptions:
+        return MooncakeStoreOptions(
+            master=address,
+            prefix=f"store{next(numbers)}",
+            staged=staged,
+            reads="whole" if staged else "ranged",
+            buffer_bytes=0,
+            lease_seconds=LEASE_MS / 1000,
+            contended_seconds=0.1,
+        )
+
+    return Contest(
         topic=TOPIC,
         client=CLIENT.partition(",")[0],
-        make_client=lambda shape, block: Client(raw, shape, block, next(numbers)),
-        open_store=lambda: MooncakeStore(options),
-        moved=48 * MIB,
-        why_missed=WHY_MISSED,
+        make_client=lambda shape, block: Client(raw, shape, block, f"raw{next(numbers)}"),
+        open_store=lambda: MooncakeStore(options()),
+        where="staged, " if staged else "straight, ",
+        why_missed=WHY_STAGED if staged else WHY_STRAIGHT,
+        why_lookup=WHY_LOOKUP,
     )
+
+
+def _rows(contest: Contest, scale: Scale) -> Iterator[Row]:
+    """Yield the rows; of one shape where no figures are wanted."""
     for shape in SHAPES if scale.choose(1, 0) else SHAPES[1:2]:
         yield from measure_shape(contest, shape, scale)
     yield from measure_lookup(contest, scale)

@@ -334,9 +334,12 @@ def _actions(
 
     whole = in_threads(pages, threads, lambda part: ours.load(part, by_layer=False))
     by_layer = in_threads(pages, threads, lambda part: ours.load(part, by_layer=True))
+    # A store that reads whole objects alone is never asked for a layer, and a linker waits for the whole.
+    has_ranges = ours.store.capabilities.ranged_reads
     yield "offload", both(offload, client.put, scattered.put)
     yield "load, whole", both(whole, client.get, scattered.get)
-    yield "load, by layer", both(by_layer, client.get_ranges, scattered.get_ranges)
+    if has_ranges:
+        yield "load, by layer", both(by_layer, client.get_ranges, scattered.get_ranges)
 
 
 def measure_shape(contest: Contest, shape: Shape, scale: Scale) -> Iterator[Row]:
