@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from conftest import OpenStore
+from interrupted import Interrupted
 from redis import Redis
 from redis_server import RedisServer
 
 from kvlinker.host_blocks import HostBlocks
-from kvlinker.store import ObjectKey
-from kvlinker.testing.shelves import object_keys
+from kvlinker.store import ObjectKey, ReadStatus, WriteStatus
+from kvlinker.testing.shelves import Shelf, object_keys
 from kvlinker_redis import RedisStoreOptions
 from kvlinker_redis.lanes import RedisLane
 from kvlinker_redis.names import Names
@@ -64,6 +67,48 @@ def test_the_next_answers_are_asked_for_before_the_first_ones_are_used(
     assert len(first.numbers) == _CALL_BYTES // size // 2
     assert asked == _CALL_BYTES // size
     assert rest == [bytes([number]) * size for number in range(len(first.numbers), len(keys))]
+
+
+def test_the_next_drafts_are_made_while_the_server_takes_those_before(
+    own_server: RedisServer, open_store: OpenStore
+) -> None:
+    shelf = Shelf(open_store(own_server, call_bytes=_CALL_BYTES, answer_seconds=60))
+    shelf = shelf.beside(page_bytes=40 << 10)  # each goes alone
+    keys, client = object_keys(6), own_server.client()
+    counted = Interrupted(shelf.access, lambda: None)
+    client.client_pause(60_000, all=False)
+
+    with ThreadPoolExecutor(1) as pool:
+        write = pool.submit(shelf.write, keys, memory=counted)
+        made = comes_to(lambda: counted.copies, 2)
+        client.client_unpause()
+        assert write.result() == (WriteStatus.WRITTEN,) * 6
+
+    assert made == 2
+    assert counted.copies == 6
+    assert shelf.read(keys) == (ReadStatus.OK,) * 6
+
+
+def test_drafts_that_were_sent_ahead_are_sent_again_on_another_connection(
+    own_server: RedisServer, open_store: OpenStore
+) -> None:
+    shelf = Shelf(
+        open_store(own_server, call_bytes=_CALL_BYTES, answer_seconds=60, retry_seconds=60)
+    )
+    shelf = shelf.beside(page_bytes=40 << 10)
+    keys, client = object_keys(4), own_server.client()
+    counted = Interrupted(shelf.access, lambda: None)
+    client.client_pause(60_000, all=False)
+
+    with ThreadPoolExecutor(1) as pool:
+        write = pool.submit(shelf.write, keys, memory=counted)
+        comes_to(lambda: counted.copies, 2)
+        client.client_kill_filter(_type="normal", skipme=True)
+        client.client_unpause()
+        assert write.result() == (WriteStatus.WRITTEN,) * 4
+
+    assert counted.copies == 4
+    assert shelf.read(keys) == (ReadStatus.OK,) * 4
 
 
 def _there(view: memoryview | None) -> memoryview:

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import OpenStore
+from interrupted import Interrupted
 from proxy import Proxy, proxy_to
 from redis_server import RedisServer, free_port
 
-from kvlinker.device import DeviceAccess, HostAccess, HostObjects
+from kvlinker.device import HostAccess
 from kvlinker.errors import StoreClosedError, StoreError, StoreTimeoutError
-from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing.layered_pages import LayeredPages
 from kvlinker.testing.shelves import Shelf, allow, object_keys
@@ -28,25 +28,6 @@ WRITTEN, EXISTS, FULL = WriteStatus.WRITTEN, WriteStatus.EXISTS, WriteStatus.FUL
 
 MakeServer = Callable[..., RedisServer]
 NEVER = 1000.0
-
-
-class Interrupted(DeviceAccess):
-    """Does something before each copy."""
-
-    def __init__(self, access: DeviceAccess, interrupt: Callable[[], object]) -> None:
-        self._access = access
-        self._interrupt = interrupt
-        self.copies = 0
-
-    def copy_out(self, plan: TransferPlan, host: HostObjects) -> None:
-        self.copies += 1
-        self._interrupt()
-        self._access.copy_out(plan, host)
-
-    def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
-        self.copies += 1
-        self._interrupt()
-        self._access.copy_in(plan, host)
 
 
 @pytest.fixture

@@ -11,9 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.errors import KVLinkerError, StoreError
-from kvlinker_redis.connections import SocketPool, SocketReading, credentials_of
+from kvlinker_redis.connections import (
+    SocketPool,
+    SocketReading,
+    SocketSending,
+    credentials_of,
+)
 from kvlinker_redis.options import RedisStoreOptions
 from kvlinker_redis.readings import Question, Reading
+from kvlinker_redis.sendings import PlainSending, Sending
 from kvlinker_redis.wire import Command, Reply, views_of
 
 if TYPE_CHECKING:
@@ -38,9 +44,13 @@ class Client(ABC):
             Exception: whatever redis-py raises where a connection fails.
         """
 
-    def send_values(self, commands: Sequence[Command]) -> list[Reply]:
-        """Send commands with large arguments; see `run`."""
-        return self.run(commands)
+    def sending(self) -> Sending:
+        """Return a sending of commands with large arguments.
+
+        Raises:
+            Exception: whatever redis-py raises where a connection cannot be made.
+        """
+        return PlainSending(self.run)
 
     def reading(
         self,
@@ -107,9 +117,9 @@ class SocketClient(ServerClient):
         pool = redis.connection_pool
         self._pool = SocketPool(pool, ahead_bytes=ahead_bytes, step_seconds=step_seconds)
 
-    def send_values(self, commands: Sequence[Command]) -> list[Reply]:
+    def sending(self) -> Sending:
         """See Client."""
-        return _checked(self._pool.send_values(commands), len(commands))
+        return SocketSending(self._pool)
 
     def reading(self, questions: Sequence[Question], block: NDArray[np.uint8]) -> Reading:
         """See Client."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -16,13 +15,14 @@ from kvlinker.errors import StoreError
 from kvlinker.secret_references import SecretReference
 from kvlinker_redis.address import Address
 from kvlinker_redis.readings import Question, Reading
+from kvlinker_redis.sendings import Sending
 from kvlinker_redis.wire import Command, Reply, ReplyStream, packed
 
 if TYPE_CHECKING:
     from redis import Connection, ConnectionPool, CredentialProvider
     from redis.connection import AbstractConnection
 
-__all__ = ["SocketPool", "SocketReading", "credentials_of"]
+__all__ = ["SocketPool", "SocketReading", "SocketSending", "credentials_of"]
 
 
 class SocketPool:
@@ -44,16 +44,6 @@ class SocketPool:
         self._pool = pool
         self._sockets = _show_sockets(pool)
 
-    def send_values(self, commands: Sequence[Command]) -> list[Reply]:
-        """Send commands and return a reply each; errors of single commands are among them.
-
-        Raises:
-            Exception: whatever redis-py raises where a connection fails.
-        """
-        with self._connection() as connection:
-            connection.send_packed_command(packed(commands))
-            return [_reply(connection) for _ in commands]
-
     def take(self) -> tuple[Connection, socket.socket]:
         """Return a connection that nobody else uses, and its socket; `give_back` takes it.
 
@@ -69,17 +59,49 @@ class SocketPool:
             connection.disconnect()
         self._pool.release(connection)
 
-    @contextmanager
-    def _connection(self) -> Iterator[AbstractConnection]:
-        """Give a connection, which is closed if not every reply was taken from it."""
-        connection = self._pool.get_connection()
-        try:
-            yield connection
-        except BaseException:
-            connection.disconnect()
-            raise
-        finally:
-            self._pool.release(connection)
+
+class SocketSending(Sending):
+    """Values on a connection of their own, sent from where they lie."""
+
+    def __init__(self, pool: SocketPool) -> None:
+        """Connect.
+
+        Raises:
+            Exception: whatever redis-py raises where a connection cannot be made.
+        """
+        self._pool = pool
+        self._connection: Connection | None
+        self._connection, _ = pool.take()
+        self._sent: deque[int] = deque()
+
+    @property
+    def unanswered(self) -> int:
+        """See Sending."""
+        return len(self._sent)
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """See Sending."""
+        self._sent.append(len(commands))
+        self._open().send_packed_command(packed(commands))
+
+    def take(self) -> list[Reply]:
+        """See Sending."""
+        connection = self._open()
+        replies = [_reply(connection) for _ in range(self._sent[0])]
+        self._sent.popleft()
+        return replies
+
+    def _open(self) -> Connection:
+        if self._connection is None:
+            msg = "redis store: this sending was closed; begin another"
+            raise StoreError(msg)
+        return self._connection
+
+    def close(self) -> None:
+        """See Sending."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.give_back(connection, is_clean=not self._sent)
 
 
 class SocketReading(Reading):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -22,6 +24,7 @@ from kvlinker.store_lanes import StoreLane
 from kvlinker_redis.clients import Client, is_refusal, open_client, said
 from kvlinker_redis.options import RedisStoreOptions
 from kvlinker_redis.readings import MAX_COMMANDS, Question, Reading
+from kvlinker_redis.sendings import Sending
 from kvlinker_redis.wire import Command, Reply
 
 if TYPE_CHECKING:
@@ -84,9 +87,29 @@ class RedisLane(StoreLane):
             replies += self.run(commands[part])
         return replies
 
-    def send_values(self, commands: Sequence[Command]) -> list[Reply]:
-        """Return one reply for each command with a large argument; see `run`."""
-        return self._tried(lambda client: client.send_values(commands))
+    def send_values(self, parts: Iterable[Sequence[Command]]) -> Generator[list[Reply]]:
+        """Yield one reply for each command of each part, in order, once the next part was sent; see `run`.
+
+        After a lost connection what was not answered is sent again: what two parts carry lies still meanwhile.
+
+        Args:
+            parts: commands with large arguments; a part may be used again when the one behind the next is asked for.
+        """
+        running: list[Sending] = []
+        waiting: deque[Sequence[Command]] = deque()
+        sent = partial(_send, running=running, waiting=waiting)
+        answered = partial(_answered, running=running, waiting=waiting)
+        try:
+            for part in parts:
+                waiting.append(part)
+                self._tried(sent)
+                if len(waiting) > 1:
+                    yield self._tried(answered)
+            while waiting:
+                yield self._tried(answered)
+        finally:
+            for sending in running:
+                sending.close()
 
     def ask(self, questions: Sequence[Question], blocks: HostBlocks) -> Iterator[Sequence[Reply]]:
         """Yield the replies to each question, in order, while the next ones arrive; see `run`.
@@ -199,3 +222,29 @@ def _take(
     except BaseException:
         running.pop().close()
         raise
+
+
+def _send(client: Client, *, running: list[Sending], waiting: Sequence[Sequence[Command]]) -> None:
+    """Send all parts that wait for answers and were not sent."""
+    if not running:
+        running.append(client.sending())
+    try:
+        for part in islice(waiting, running[0].unanswered, None):
+            running[0].send(part)
+    except BaseException:
+        running.pop().close()
+        raise
+
+
+def _answered(
+    client: Client, *, running: list[Sending], waiting: deque[Sequence[Command]]
+) -> list[Reply]:
+    """Return the replies to the first part that waits, which is sent again where its connection was lost."""
+    _send(client, running=running, waiting=waiting)
+    try:
+        replies = running[0].take()
+    except BaseException:
+        running.pop().close()
+        raise
+    waiting.popleft()
+    return replies

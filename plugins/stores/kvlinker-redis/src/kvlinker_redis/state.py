@@ -25,6 +25,8 @@ COUNTERS = (
     "errors",
 )
 """Events that a store counts from its opening on."""
+_KEPT_CALLS = 3
+"""As many bytes as so many calls carry are kept in one block: two objects that go alone, and what is around them."""
 
 
 class StoreState:
@@ -37,7 +39,7 @@ class StoreState:
         self.reads = RedisLane(options, "loads")
         """For lookups and loads."""
         self.writes = RedisLane(options, "offloads")
-        blocks = HostBlocks(2 * options.call_bytes)
+        blocks = HostBlocks(_KEPT_CALLS * options.call_bytes)
         self.read_values = RedisValues(self.reads, self.names, options, blocks)
         self.write_values = RedisValues(self.writes, self.names, options, blocks)
         self.framed = FramedState(

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from itertools import cycle
 
 from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess
@@ -54,24 +53,41 @@ class RedisWrite(FramedWrite):
     # ---- drafts ---------------------------------------------------------------------------------
 
     def stage(self, work: FramedBatch, memory: DeviceAccess) -> None:
-        """See FramedWrite."""
-        limit = self._store.options.call_bytes
-        for positions, rows in self.frames_of(work, memory, most_bytes=limit, most=MAX_COMMANDS):
-            self._send_rows(work, positions, rows)
+        """See FramedWrite; some objects are sent while the server takes those before."""
+        with (
+            closing(self._drafts_of(work, memory)) as drafts,
+            closing(self._store.writes.send_values(drafts)) as answers,
+        ):
+            for positions, replies in zip(self._parts(work), answers, strict=True):
+                self._note(work, positions.tolist(), replies)
 
-    def _send_rows(self, work: FramedBatch, positions: IndexArray, rows: NDArray[np.uint8]) -> None:
-        keys, drafts = work.batch.keys, self._drafts[work]
-        numbers = positions.tolist()
-        commands: list[Command] = [
-            ("SET", self._draft(keys[at]), row.data, "EX", DRAFT_SECONDS)
-            for at, row in zip(numbers, rows, strict=True)
-        ]
-        # Noted before it is known: a call that was given up may have been done all the same.
-        drafts.update(dict.fromkeys(numbers))
-        replies = self._store.writes.send_values(commands)
-        for at, reply in zip(numbers, replies, strict=True):
+    def _parts(self, work: FramedBatch) -> list[IndexArray]:
+        """Return positions of fresh objects that are sent together: half of what a call may carry."""
+        most = self._store.options.call_bytes // 2 // work.value_bytes
+        each = max(1, min(MAX_COMMANDS, most))
+        return [work.fresh[part] for part in parts_of(len(work.fresh), each)]
+
+    def _drafts_of(self, work: FramedBatch, memory: DeviceAccess) -> Generator[Sequence[Command]]:
+        """Yield commands that send drafts, whose frames lie in two places in turn."""
+        parts, size = self._parts(work), work.value_bytes
+        room = max((len(positions) for positions in parts), default=0)
+        with self.state.blocks.lent(min(len(parts), 2) * room * size) as block:
+            rows = block.reshape(-1, size)
+            for positions, first in zip(parts, cycle((0, room))):
+                some = rows[first : first + len(positions)]
+                self.frame(work, positions, some, memory)
+                # Noted before it is known: a call that was given up may have been done all the same.
+                self._drafts[work].update(dict.fromkeys(positions.tolist()))
+                yield [
+                    ("SET", self._draft(work.batch.keys[at]), row.data, "EX", DRAFT_SECONDS)
+                    for at, row in zip(positions.tolist(), some, strict=True)
+                ]
+
+    def _note(self, work: FramedBatch, positions: Sequence[int], replies: Sequence[Reply]) -> None:
+        """Note which drafts the server did not take."""
+        for at, reply in zip(positions, replies, strict=True):
             if isinstance(reply, Exception) or not reply:
-                del drafts[at]
+                del self._drafts[work][at]
                 work.statuses[at] = self._refused(reply)
 
     def _refused(self, reply: Reply) -> WriteStatus:
