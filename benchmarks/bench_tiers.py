@@ -3,22 +3,26 @@
 A prefix is stored once, and restored as an engine does it: a lookup, and a load that lands layer by layer, with
 the reads that SGLang's linker makes. "First" is a restore from far: the near store is empty, and what the kernel
 keeps of files is forgotten. "Again" is one behind it, once what was read has been copied to the near store. The
-limit is one memcpy of as many bytes, measured in turn. Servers run on the same machine.
+limit is one memcpy of as many bytes, measured in turn. Servers run on the same machine, and in a network namespace of
+their own where that can be had, which Mooncake needs.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench_mooncake import LEASE_MS, cluster, own_network
 from bench_redis import redis_server
+from bench_s3 import BUCKET, s3_server
 from measuring import Row, Scale, Times, duration, in_turn, missing_peer, run_script, size, timed
 from model_pools import MODELS, Model, ModelPools, copier
 from pages import MIB
@@ -47,6 +51,70 @@ KEY_DIGITS = "5e" * 32
 Config = Mapping[str, object]
 
 
+class UnavailableError(Exception):
+    """A combination does not work here; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Servers of this run, each as its address or as the reason why there is none."""
+
+    _addresses: dict[str, str] = field(default_factory=dict)
+    _reasons: dict[str, str] = field(default_factory=dict)
+
+    def start(
+        self, name: str, stack: ExitStack, server: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        """Run a server for as long as the stack lasts, or note why it does not run."""
+        try:
+            self._addresses[name] = str(stack.enter_context(server()))
+        except (OSError, ImportError, NotImplementedError, RuntimeError) as error:
+            self._reasons[name] = f"no {name} here: {error}"
+
+    def address(self, name: str) -> str:
+        """Return where a server is.
+
+        Raises:
+            UnavailableError: it is not there.
+        """
+        if name not in self._addresses:
+            raise UnavailableError(self._reasons.get(name, f"no {name} here"))
+        return self._addresses[name]
+
+
+def start_servers(stack: ExitStack) -> Servers:
+    """Start what can be started, for as long as the stack lasts."""
+    servers = Servers()
+    servers.start("network namespace", stack, own_network)
+    servers.start("redis-server", stack, lambda: redis_server(_redis_binary()))
+    servers.start("S3 server", stack, _s3_server)
+
+    def mooncake() -> AbstractContextManager[object]:
+        try:
+            servers.address("network namespace")
+        except UnavailableError as error:
+            raise OSError(str(error)) from error
+        return cluster()
+
+    servers.start("Mooncake cluster", stack, mooncake)
+    return servers
+
+
+def _redis_binary() -> str:
+    binary = shutil.which("redis-server")
+    if binary is None:
+        message = "it is not installed: apt-get install redis-server"
+        raise FileNotFoundError(message)
+    return binary
+
+
+def _s3_server() -> AbstractContextManager[object]:
+    if importlib.util.find_spec("moto") is None:
+        message = "moto is not installed: pip install 'moto[s3]' flask flask-cors"
+        raise FileNotFoundError(message)
+    return s3_server()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """Where the stores of one run are."""
@@ -54,7 +122,7 @@ class Places:
     folder: Path
     memory: Path | None
     """A folder in a tmpfs; None where there is none."""
-    redis_url: str | None
+    servers: Servers
     capacity: int
 
     @property
@@ -87,20 +155,33 @@ class Places:
         """Return the object store, in a directory."""
         return {"s3": {"url": (self.folder / "objects").as_uri()}}
 
-    def on_server(self) -> Config:
-        """Return the Redis store.
+    def on_redis(self) -> Config:
+        """Return the Redis store."""
+        return {"redis": {"url": f"redis://127.0.0.1:{self.servers.address('redis-server')}/0"}}
 
-        Raises:
-            UnavailableError: there is no server.
-        """
-        if self.redis_url is None:
-            message = "redis-server is not installed: apt-get install redis-server"
-            raise UnavailableError(message)
-        return {"redis": {"url": self.redis_url}}
+    def in_bucket(self) -> Config:
+        """Return the object store, in a server."""
+        port = self.servers.address("S3 server")
+        secret = self.folder / "secret"
+        secret.write_text("any will do", encoding="utf-8")
+        settings = {
+            "endpoint": f"http://127.0.0.1:{port}",
+            "region": "us-east-1",
+            "access_key_id": "benchmark",
+            "secret_access_key": f"${{file:{secret}}}",
+            "virtual_hosted_style_request": False,
+        }
+        return {"s3": {"url": f"s3://{BUCKET}", "settings": settings}}
 
-
-class UnavailableError(Exception):
-    """A combination does not work here; the text says why."""
+    def in_cluster(self, *, staged: bool) -> Config:
+        """Return the Mooncake store."""
+        options = {
+            "master": self.servers.address("Mooncake cluster"),
+            "prefix": "staged" if staged else "straight",
+            "staged": staged,
+            "lease_seconds": LEASE_MS / 1000,
+        }
+        return {"mooncake": options}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +203,19 @@ def _encrypted(store: object) -> Config:
 COMBINATIONS = (
     Combination(name="memory", config=Places.in_memory, is_cold_first=False),
     Combination(name="file", config=Places.on_disk),
-    Combination(name="redis", config=Places.on_server, is_cold_first=False),
+    Combination(name="redis", config=Places.on_redis, is_cold_first=False),
     Combination(name="s3 in a directory", config=Places.in_directory),
+    Combination(name="s3 in a server", config=Places.in_bucket, is_cold_first=False),
+    Combination(
+        name="mooncake, straight",
+        config=lambda place: place.in_cluster(staged=False),
+        is_cold_first=False,
+    ),
+    Combination(
+        name="mooncake, staged",
+        config=lambda place: place.in_cluster(staged=True),
+        is_cold_first=False,
+    ),
     Combination(name="nixl, a file", config=Places.through_nixl),
     Combination(name="encrypted file", config=lambda place: _encrypted(place.on_disk())),
     Combination(
@@ -134,12 +226,27 @@ COMBINATIONS = (
     Combination(
         name="memory > redis",
         near="memory",
-        config=lambda place: [place.in_memory(), place.on_server()],
+        config=lambda place: [place.in_memory(), place.on_redis()],
+    ),
+    Combination(
+        name="memory > s3 in a server",
+        near="memory",
+        config=lambda place: [place.in_memory(), place.in_bucket()],
+    ),
+    Combination(
+        name="memory > mooncake, staged",
+        near="memory",
+        config=lambda place: [place.in_memory(), place.in_cluster(staged=True)],
     ),
     Combination(
         name="file > s3 in a directory",
         near="file",
         config=lambda place: [place.on_disk("near"), place.in_directory()],
+    ),
+    Combination(
+        name="file > s3 in a server",
+        near="file",
+        config=lambda place: [place.on_disk("near"), place.in_bucket()],
     ),
     Combination(
         name="memory > encrypted file",
@@ -244,26 +351,18 @@ def measure(scale: Scale) -> Iterator[Row]:
     """Yield the rows of all models and combinations."""
     registry = load_plugins()
     with ExitStack() as stack:
-        url = _redis_url(stack)
+        servers = start_servers(stack)
         for model in MODELS:
             pools = ModelPools(model, registry, total_bytes=scale.choose(TOTAL_MIB, 8) * MIB)
             for combination in COMBINATIONS:
-                yield from _combination_rows(model, pools, combination, url, registry, scale)
-
-
-def _redis_url(stack: ExitStack) -> str | None:
-    """Start a server where there is one, for as long as the stack lasts."""
-    binary = shutil.which("redis-server")
-    if binary is None:
-        return None
-    return f"redis://127.0.0.1:{stack.enter_context(redis_server(binary))}/0"
+                yield from _combination_rows(model, pools, combination, servers, registry, scale)
 
 
 def _combination_rows(
     model: Model,
     pools: ModelPools,
     combination: Combination,
-    url: str | None,
+    servers: Servers,
     registry: PluginRegistry,
     scale: Scale,
 ) -> Iterator[Row]:
@@ -271,7 +370,7 @@ def _combination_rows(
     what = f"{model.name}: {combination.name}"
     try:
         with ExitStack() as stack:
-            place = _places(pools, url, stack)
+            place = _places(pools, servers, stack)
             restoring = Restoring(pools, combination.config(place), place, registry)
             stack.callback(restoring.close)
             yield from list(_restores(what, restoring, pools, combination, scale))
@@ -279,14 +378,14 @@ def _combination_rows(
         yield missing_peer(TOPIC, what, LIMIT, f"Error: {error}")
 
 
-def _places(pools: ModelPools, url: str | None, stack: ExitStack) -> Places:
+def _places(pools: ModelPools, servers: Servers, stack: ExitStack) -> Places:
     """Make folders that are gone when the stack ends."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     memory = None
     if SHARED_MEMORY.is_dir():
         memory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=SHARED_MEMORY)))
     capacity = pools.total_bytes * 5 // 4 + 64 * MIB
-    return Places(folder=folder, memory=memory, redis_url=url, capacity=capacity)
+    return Places(folder=folder, memory=memory, servers=servers, capacity=capacity)
 
 
 def _restores(
