@@ -13,11 +13,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from engine_frame.client import Client
+from engine_frame.server_forge import Forge, Order
 
 __all__ = [
     "START_SECONDS",
@@ -93,10 +95,14 @@ class ServerOptions:
     spawned: bool = False
     """Start its processes as SGLang does, for tests of how they end; forked ones are up in a third of the time."""
 
-    def command(self, port: int) -> list[str]:
-        """Return the command line; the server dies with this process, whatever ends it."""
+    @property
+    def is_forked(self) -> bool:
+        """Whether its first process is forked too: other variables may decide what an import does."""
+        return not self.spawned and self.environment.keys() <= {"PYTHONPATH"}
+
+    def arguments(self, port: int) -> list[str]:
+        """Return what SGLang's command line says behind its program."""
         return [
-            *("setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "sglang.launch_server"),
             *("--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port)),
             *("--device", "cpu", "--dtype", self.dtype, "--page-size", str(self.page_size)),
             *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
@@ -110,14 +116,7 @@ class ServerOptions:
 
     def variables(self) -> dict[str, str]:
         """Return the environment: one thread, so that a sum has one order, and no model from elsewhere."""
-        return {
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            FORKED: "0" if self.spawned else "1",
-            **search_path(),
-            **self.environment,
-        }
+        return _variables(is_forked=not self.spawned) | dict(self.environment)
 
 
 class Server:
@@ -127,7 +126,7 @@ class Server:
         """Start nothing yet; `log` is written by the server's processes, one start after the other."""
         self.options = options
         self.log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._running: _Running | None = None
         self._port = 0
 
     def __enter__(self) -> Self:
@@ -154,9 +153,9 @@ class Server:
         Raises:
             ServerDied: it does not run.
         """
-        if self._process is None or self._process.poll() is not None:
+        if self._running is None or self._running.has_ended():
             raise ServerDied(self.last_lines())
-        return self._process.pid
+        return self._running.pid
 
     def start(self) -> None:
         """Start it and wait until it takes requests.
@@ -165,15 +164,8 @@ class Server:
             ServerDied: it ended, or took too long.
         """
         self._port = free_port()
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.options.command(self._port),
-                env=self.options.variables(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        start = _forked if self.options.is_forked else _spawned
+        self._running = start(self.options, self._port, self.log)
         self._wait_until_healthy()
 
     def stop(self) -> None:
@@ -182,26 +174,27 @@ class Server:
         Raises:
             ServerDied: it had to be killed.
         """
-        process, pid = self._process, self.pid
+        pid = self.pid
         os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
-        while (process and process.poll() is None) or lives(pid):
+        while lives(pid):
             if time.monotonic() > deadline:
                 self.kill()
                 msg = f"did not stop on SIGTERM\n{self.last_lines()}"
                 raise ServerDied(msg)
             time.sleep(0.05)
-        self._process = None
+        self.kill()
 
     def kill(self) -> None:
         """End all of its processes at once, with SIGKILL, as a power cut does; fine where none runs."""
-        process, self._process = self._process, None
-        if process is None:
+        running, self._running = self._running, None
+        if running is None:
             return
-        while lives(process.pid):
-            os.killpg(process.pid, signal.SIGKILL)
+        while lives(running.pid):
+            with suppress(ProcessLookupError):  # it ended since
+                os.killpg(running.pid, signal.SIGKILL)
             time.sleep(0.02)
-        process.wait()
+        running.wait()
 
     def restart(self) -> None:
         """Kill it where it runs, and start it anew, on another port."""
@@ -225,6 +218,60 @@ class Server:
                 raise ServerDied(msg)
             _ = self.pid
             time.sleep(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """The process that listens, and its handle where it is a child of this one."""
+
+    pid: int
+    child: subprocess.Popen[bytes] | None = None
+
+    def has_ended(self) -> bool:
+        if self.child is not None:
+            return self.child.poll() is not None
+        return not Path("/proc", str(self.pid)).exists()
+
+    def wait(self) -> None:
+        if self.child is not None:
+            self.child.wait()
+
+
+def _spawned(options: ServerOptions, port: int, log: Path) -> _Running:
+    """Start a server as an operator does; it dies with this process, whatever ends it."""
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "sglang.launch_server"]
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            [*command, *options.arguments(port)],
+            env=options.variables(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    return _Running(child.pid, child)
+
+
+def _forked(options: ServerOptions, port: int, log: Path) -> _Running:
+    """Start a server from what SGLang is imported in already."""
+    order = Order(arguments=options.arguments(port), environment=options.variables(), log=str(log))
+    return _Running(_forge().start(order))
+
+
+@cache
+def _forge() -> Forge:
+    """Return what servers of this process are forked from; it ends when this process does."""
+    return Forge(_variables(is_forked=True))
+
+
+def _variables(*, is_forked: bool) -> dict[str, str]:
+    return {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        FORKED: "1" if is_forked else "0",
+        **search_path(),
+    }
 
 
 class SharedServer:
