@@ -14,6 +14,7 @@ INSTALL := $(PIP) --quiet --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
 PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/*/*/pyproject.toml examples/*/pyproject.toml))
+COMPILED := $(wildcard plugins/movers/*/setup.py plugins/movers/*/src/*/*.c)
 DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(PYPROJECTS))
 EDITABLES := $(foreach path,$(DISTRIBUTIONS:core=core[cli,compression,encryption,retries,testing]),--editable '$(path)')
 TEST_FOLDERS := $(wildcard $(addsuffix /tests,$(DISTRIBUTIONS)) tests) benchmarks
@@ -23,7 +24,8 @@ SGLANG_BIN := .venv-sglang/bin
 SGLANG_MADE := .venv-sglang/made
 SGLANG_REQUIREMENTS := $(SGLANG)/engine_tests/requirements.txt
 SGLANG_PIP := $(SGLANG_BIN)/python -m pip install --disable-pip-version-check --quiet --constraint $(SGLANG_REQUIREMENTS)
-SGLANG_PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/models/*/pyproject.toml plugins/stores/*/pyproject.toml)) \
+SGLANG_PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/models/*/pyproject.toml plugins/movers/*/pyproject.toml \
+	plugins/stores/*/pyproject.toml)) \
 	$(SGLANG)/pyproject.toml
 SGLANG_EDITABLES := $(foreach path,$(patsubst %/pyproject.toml,%,$(SGLANG_PYPROJECTS)),--editable '$(path:core=core[testing])')
 
@@ -92,7 +94,7 @@ $(MADE)/torch: constraints.txt | $(BIN)/python
 	@mkdir -p $(MADE)
 	touch $@
 
-$(MADE)/distributions: $(PYPROJECTS) pyproject.toml constraints.txt $(MADE)/torch
+$(MADE)/distributions: $(PYPROJECTS) $(COMPILED) pyproject.toml constraints.txt $(MADE)/torch
 	$(INSTALL) --group build
 	$(INSTALL) --no-build-isolation $(EDITABLES)
 	touch $@
@@ -134,6 +136,6 @@ $(SGLANG_MADE)/digest: $(SGLANG_MADE)/stubs
 		|| { echo 'SGLang needs g++ and the headers of OpenSSL and Python (Debian: g++ libssl-dev python3-dev)' >&2; exit 1; }
 	touch $@
 
-$(SGLANG_MADE)/sglang: $(SGLANG_PYPROJECTS) $(SGLANG_MADE)/digest
+$(SGLANG_MADE)/sglang: $(SGLANG_PYPROJECTS) $(COMPILED) $(SGLANG_MADE)/digest
 	$(SGLANG_PIP) --no-deps --no-build-isolation $(SGLANG_EDITABLES)
 	touch $@

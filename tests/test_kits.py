@@ -9,6 +9,7 @@ import pytest
 from repository import Distribution, by_name, distributions, table, write_distribution
 
 KITS = {
+    "kvlinker.movers": {"MoverTests"},
     "kvlinker.models": {"ModelPluginTests"},
     "kvlinker.stores": {"StoreTests", "PersistentStoreTests"},
     "kvlinker.engines": {"EngineAdapterTests"},

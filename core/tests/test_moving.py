@@ -66,9 +66,10 @@ def open_mover():
 """
 
 
-def printed(folder: Path, wanted: str | None) -> tuple[str, str]:
+def printed(folder: Path, wanted: str | None, **variables: str) -> tuple[str, str]:
     """Return what a process says of its mover that finds those in a folder, and what it logs."""
-    environment = {"PYTHONPATH": str(folder), **({MOVER_VARIABLE: wanted} if wanted else {})}
+    named = {MOVER_VARIABLE: wanted} if wanted else {}
+    environment = {"PYTHONPATH": str(folder), **named, **variables}
     ended = subprocess.run(
         [sys.executable, "-c", PRINTS], env=environment, capture_output=True, text=True, check=True
     )
@@ -114,6 +115,15 @@ def test_none_is_a_choice(tmp_path: Path) -> None:
     distribution(tmp_path, "good", GOOD)
 
     assert printed(tmp_path, "none") == ("NoneType True", "")
+
+
+@pytest.mark.parametrize(("wanted", "found"), [(None, "NoneType"), ("good", "PythonMover")])
+def test_s6_where_plugins_are_allowed_by_name_a_mover_is_imported_only_by_its_own(
+    tmp_path: Path, wanted: str | None, found: str
+) -> None:
+    distribution(tmp_path, "good", GOOD)
+
+    assert printed(tmp_path, wanted, KVLINKER_PLUGINS="file") == (f"{found} True", "")
 
 
 def test_a_block_chooses_a_mover_and_gives_the_former_back() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from importlib_metadata import entry_points
 from numpy.typing import NDArray
 
+from kvlinker.admission import ALLOW_VARIABLE
 from kvlinker.errors import PluginContractError
 
 __all__ = [
@@ -32,7 +33,7 @@ __all__ = [
 
 MOVER_GROUP = "kvlinker.movers"
 MOVER_VARIABLE = "KVLINKER_MOVER"
-"""Name of the mover to use, or `none`; by default the only one that is installed."""
+"""Name of the mover to use, or `none`; by default the first one that works, and none where plugins are allowed by name."""
 _NONE = "none"
 _TRIED_SIZES = (0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1024, 1025, 8192, 70_001)
 """Sizes of every branch that checksums of 64 bits are known to have."""
@@ -97,8 +98,8 @@ def current_mover() -> Mover | None:
 @cache
 def _installed_mover() -> Mover | None:
     wanted = os.environ.get(MOVER_VARIABLE)
-    if wanted == _NONE:
-        return None
+    if wanted == _NONE or (not wanted and os.environ.get(ALLOW_VARIABLE)):
+        return None  # who lists what may be imported has to name a mover too
     found = {entry.name: entry.value for entry in entry_points(group=MOVER_GROUP)}
     for name in [wanted] if wanted else sorted(found):
         try:

@@ -17,6 +17,7 @@ import importlib_metadata
 
 import kvlinker
 from kvlinker.installed import PluginRecord, PluginStatus
+from kvlinker.moving import current_mover
 from kvlinker.quantities import amount
 from kvlinker.store import StoreStats
 
@@ -64,6 +65,8 @@ def environment_findings() -> Iterator[Finding]:
     """Yield which Python and which kvlinker this is, and whether an older kvlinker lies about."""
     yield Finding(topic="python", text=f"{platform.python_version()} at {sys.executable}")
     yield Finding(topic="system", text=f"{platform.system()} {platform.release()}")
+    mover = current_mover()
+    yield Finding(topic="copies", text="by Python alone" if mover is None else f"by mover {mover}")
     place = Path(kvlinker.__file__).parent
     found = [
         (str(distribution.version), str(distribution.locate_file("")))
