@@ -131,9 +131,14 @@ class Release:
         for found in with_required(self.distributions):
             print(f"building {found.name} {found.version}")
             build(found, self.folder)
+            yield from wheel_problems(self._wheel(found), found)
             base = f"{found.import_name}-{found.version}"
-            yield from wheel_problems(self.folder / f"{base}-py3-none-any.whl", found)
             yield from sdist_problems(self.folder / f"{base}.tar.gz", found)
+
+    def _wheel(self, found: Distribution) -> Path:
+        """Return the wheel that was built of a distribution, for any machine or for this one."""
+        (wheel,) = self.folder.glob(f"{found.import_name}-{found.version}-*.whl")
+        return wheel
 
     # ---- environments -------------------------------------------------------------------------
 
@@ -197,10 +202,7 @@ class Release:
                 yield f"{', '.join(plugin.name for plugin in plugins)}: {error}"
                 continue
             for plugin in with_required(plugins)[1:]:
-                shutil.copy(
-                    self.folder / f"{plugin.import_name}-{plugin.version}-py3-none-any.whl",
-                    wheelhouse,
-                )
+                shutil.copy(self._wheel(plugin), wheelhouse)
             environment = self._environment(f"floor-{floor}", wheelhouse, f"=={floor}", plugins)
             for plugin in plugins:
                 yield from self._smoke_problems(environment, plugin, floor)
