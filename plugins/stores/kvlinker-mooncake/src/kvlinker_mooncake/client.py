@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kvlinker.errors import StoreContractError, StoreError
 from kvlinker.lanes import LaneTask
 from kvlinker_mooncake.calls import Calls
-from kvlinker_mooncake.codes import CONTENDED, Code
+from kvlinker_mooncake.codes import UNANSWERED, Code
 from kvlinker_mooncake.options import MooncakeStoreOptions
 from kvlinker_mooncake.parts import CallPart
 from kvlinker_mooncake.raw_client import RawClient, RawReplica, make_raw_client, replicate_config
@@ -151,11 +151,13 @@ class Client:
 
     def _checked(self, what: str, codes: list[int], count: int) -> list[int]:
         """Return the results of a call, where they are as many as were asked for and the master answered."""
-        if len(codes) != count:
-            msg = f"{self.calls}: {what} of {count} objects was answered with {len(codes)} results"
+        given: object = codes  # a client may answer with anything
+        if not isinstance(given, list) or len(given) != count:
+            results = f"{len(given)} results" if isinstance(given, list) else repr(given)
+            msg = f"{self.calls}: {what} of {count} objects was answered with {results}"
             raise StoreContractError(msg)
-        if Code.NO_ANSWER in codes:
-            raise self.calls.give_up(what, f"the client says {int(Code.NO_ANSWER)}")
+        if unanswered := UNANSWERED.intersection(given):
+            raise self.calls.give_up(what, f"the client says {int(min(unanswered))}")
         return codes
 
     # ---- looking ----------------------------------------------------------------------------------
@@ -186,14 +188,18 @@ class Client:
         return found
 
     def _look_at(self, names: list[str]) -> list[Found | None]:
-        copies = self.calls.ask(
-            "look",
-            lambda: self._raw.batch_get_replica_desc(names),
-            seconds=self._options.answer_seconds,
-        )
-        return [self._found(name, copies[name]) if name in copies else None for name in names]
+        def call() -> list[Found | None]:
+            copies = self._raw.batch_get_replica_desc(names)
+            return [self._in_memory(copies[name]) if name in copies else None for name in names]
 
-    def _found(self, name: str, copies: Sequence[RawReplica]) -> Found | None:
+        found = self.calls.ask("look", call, seconds=self._options.answer_seconds)
+        return [
+            self._look_on_disk(name) if one is not None and not one.places else one
+            for name, one in zip(names, found, strict=True)
+        ]
+
+    def _in_memory(self, copies: Sequence[RawReplica]) -> Found:
+        """Return where the copies are that can be read from memory; nowhere where there are none."""
         places = []
         size = 0
         for copy in copies:
@@ -201,7 +207,7 @@ class Client:
                 place = copy.get_memory_descriptor().buffer_descriptor
                 places.append((place.transport_endpoint, place.buffer_address))
                 size = size or place.size
-        return Found(size, frozenset(places)) if places else self._look_on_disk(name)
+        return Found(size, frozenset(places))
 
     def _is_complete(self, copy: RawReplica) -> bool:
         status = copy.status
@@ -224,7 +230,18 @@ class Client:
         Raises:
             StoreError: the master cannot be asked.
         """
-        return self._ask_for("session start", names, self._raw.batch_get_session_start)
+        codes: list[int] = []
+        for part in _parts(names):
+            codes += self._start_some(part)
+        return codes
+
+    def _start_some(self, names: list[str]) -> list[int]:
+        return self._ask(
+            "session start",
+            lambda: self._raw.batch_get_session_start(names),
+            len(names),
+            on_late=lambda _: self._end_unread(names),
+        )
 
     def keep_reads(self, names: Sequence[str]) -> None:
         """Count one more reader of each object, until `end_reads`."""
@@ -235,11 +252,13 @@ class Client:
         """Count one less, and forget where objects are that nobody reads: the client has one session for all."""
         with self._lock:
             self._readers.subtract(names)
-            over = [name for name in set(names) if self._readers[name] <= 0]
-            for name in over:
-                del self._readers[name]
-            if over:
-                self.calls.local(lambda: self._raw.batch_get_session_end(over))
+            self._readers = +self._readers  # without those that are 0
+        self.calls.local(lambda: self._end_unread(names))
+
+    def _end_unread(self, names: Sequence[str]) -> None:
+        with self._lock:
+            if over := [name for name in set(names) if name not in self._readers]:
+                self._raw.batch_get_session_end(over)
 
     def get_ranges(self, part: CallPart) -> list[int]:
         """Read ranges of objects into pool memory; bytes or codes by position."""
@@ -378,14 +397,11 @@ class Client:
         if not stuck:
             return
         try:
-            codes = self._ask("put revoke", lambda: self._raw_revoke(stuck), len(stuck))
+            self._ask("put revoke", lambda: self._raw_revoke(stuck), len(stuck))
         except StoreError:
             return
-        done = {
-            name for name, code in zip(stuck, codes, strict=True) if code in (Code.DONE, *CONTENDED)
-        }
-        with self._lock:
-            self._stuck -= done
+        with self._lock:  # whatever the answers are: it is given up, or was ended, or the master knows nothing of it
+            self._stuck.difference_update(stuck)
 
     def _raw_revoke(self, names: list[str]) -> list[int]:
         return self._raw.batch_put_session_revoke(names) if names else []

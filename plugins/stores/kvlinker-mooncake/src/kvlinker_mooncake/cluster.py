@@ -54,8 +54,8 @@ def _ask(address: str, path: str, seconds: float) -> str:
     connection = http.client.HTTPConnection(address, timeout=seconds)
     try:
         connection.request("GET", path)
-        answer = connection.getresponse()
-        text = answer.read(_MAX_ANSWER).decode("utf-8", "replace")
+        with connection.getresponse() as answer:
+            text = answer.read(_MAX_ANSWER).decode("utf-8", "replace")
         if answer.status != http.client.OK:
             msg = f"mooncake store: {address}{path} answered {answer.status}; is that the master's metrics server?"
             raise StoreError(msg)

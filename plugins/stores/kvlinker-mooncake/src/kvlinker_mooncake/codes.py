@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["ABSENT", "CONTENDED", "FULL", "WHOLE_ONLY", "Code"]
+__all__ = ["ABSENT", "CONTENDED", "FULL", "UNANSWERED", "WHOLE_ONLY", "Code"]
 
 
 class Code(IntEnum):
@@ -31,6 +31,8 @@ class Code(IntEnum):
     """The segment that holds the object cannot be reached."""
     NO_ANSWER = -900
     """The master did not answer the client, within its own 4.3 seconds."""
+    ANSWER_LATE = -901
+    """It took the question, and did not answer within 30 seconds."""
 
 
 ABSENT = frozenset({Code.NOT_READY, Code.NOT_FOUND, Code.REPLICA_NOT_FOUND, Code.REPLICA_GONE})
@@ -39,4 +41,6 @@ WHOLE_ONLY = frozenset({Code.REFUSED, Code.NO_REPLICA})
 """A ranged read that fails so may succeed for the whole object."""
 CONTENDED = frozenset({Code.EXISTS, Code.REFUSED})
 """A write that cannot begin so meets another one's object: somebody else's, or one of this process under way."""
+UNANSWERED = frozenset({Code.NO_ANSWER, Code.ANSWER_LATE})
+"""Nobody has said anything."""
 FULL = frozenset({Code.NO_SPACE, Code.NO_SEGMENT})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Self
 
 from kvlinker.errors import ContractError
@@ -33,8 +33,8 @@ class MooncakeStoreOptions:
     """`host:port` of the master."""
     host: str = "127.0.0.1"
     """How other machines reach this one; needed as soon as the cluster is more than one."""
-    metadata: str = "P2PHANDSHAKE"
-    """Where clients find each other: the handshake of peers, or the URL of a metadata server."""
+    metadata: str = field(default="P2PHANDSHAKE", repr=False)
+    """Where clients find each other: the handshake of peers, or the URL of a metadata server; it is shown nowhere."""
     protocol: str = "tcp"
     """`tcp` or `rdma`."""
     devices: str = ""
@@ -97,7 +97,8 @@ class MooncakeStoreOptions:
                 raise ContractError(msg)
         for name, value in (("host", self.host), ("metadata", self.metadata)):
             if not isinstance(value, str) or not value or value.split() != [value]:
-                msg = f"{name} must be a name without spaces, got {value!r}"
+                got = f", got {value!r}" if name == "host" else ""  # a URL may hold a password
+                msg = f"{name} must be a name without spaces{got}"
                 raise ContractError(msg)
         if not isinstance(self.devices, str):
             msg = f"devices must be a text such as 'mlx5_0,mlx5_1', got {self.devices!r}"

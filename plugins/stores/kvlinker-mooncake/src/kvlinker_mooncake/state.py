@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import xxhash
 
 from kvlinker.event_counts import EventCounts
+from kvlinker_mooncake.calls import Calls
 from kvlinker_mooncake.client import DRAIN_SECONDS, Client, Found
 from kvlinker_mooncake.memory import Blocks, PoolMemory
 from kvlinker_mooncake.names import Names
@@ -45,6 +46,8 @@ class StoreState:
         self.pools = PoolMemory(client)
         self.blocks = Blocks(client, options.call_bytes)
         self.removals = Removals(client, options)
+        self.metrics = Calls(f"{options.label} metrics", pause_seconds=options.pause_seconds)
+        """Of the metrics server, which may be away while the master is there."""
         self.ranged = False
         """Whether reads go layer by layer."""
         self._counts = EventCounts(_EVENTS)
@@ -99,4 +102,5 @@ class StoreState:
         if self.client.calls.end_moves(DRAIN_SECONDS if at_exit else None):
             self.pools.unregister()
         self.blocks.close()
+        self.metrics.close()
         self.client.close(at_exit=at_exit)

@@ -97,7 +97,12 @@ class MooncakeStore(Store):
         if not options.metrics:
             counters["uncounted"] = 1
             return StoreStats(objects=0, used_bytes=0, capacity_bytes=None, counters=counters)
-        cluster = count_objects(options.metrics, self._state.names, seconds=options.answer_seconds)
+        seconds = options.answer_seconds
+        cluster = self._state.metrics.ask(
+            "stats",
+            lambda: count_objects(options.metrics, self._state.names, seconds=seconds),
+            seconds=seconds,
+        )
         if not cluster.is_exact:
             counters["uncounted"] = 1
         return StoreStats(
