@@ -120,3 +120,13 @@ def test_the_command_of_the_wheels_shows_every_plugin_as_sound(installed: Enviro
 def qualified_names() -> list[str]:
     """Return what each plugin is called where names could clash: `distribution:name`."""
     return [name for found in distributions() for name in found.plugins]
+
+
+def test_the_mover_of_the_wheels_was_compiled_and_copies(installed: Environment) -> None:
+    program = """
+import xxhash
+from kvlinker.moving import summing_mover
+print(summing_mover(xxhash.xxh3_64_intdigest))
+"""
+
+    assert installed.run(program).startswith("native, up to ")

@@ -79,8 +79,9 @@ class Distribution:
 
     @property
     def plugins(self) -> list[str]:
-        """What each of its plugins is called where names could clash: `distribution:name`."""
-        names = {name for group, name, _ in self.entry_points if group.startswith("kvlinker.")}
+        """What each of its plugins is called where names could clash: `distribution:name`; a mover is none."""
+        groups = ("kvlinker.models", "kvlinker.stores", "kvlinker.engines")
+        names = {name for group, name, _ in self.entry_points if group in groups}
         return [f"{self.name}:{name}" for name in sorted(names)]
 
     @property
