@@ -127,14 +127,21 @@ class Bench:
     def _keys(self, salt: int) -> tuple[bytes, ...]:
         return object_keys(self._kv.pages, salt=salt)
 
-    def write(self, salt: int | None = None) -> None:
-        """Write all pages, under names that are new where no salt is given."""
+    def write_anew(self) -> float:
+        """Write all pages under new names, in the place of those written so before; return the seconds of the write."""
+        salt = next(self._numbers)
+        if salt > 1:
+            self._store.delete(self._keys(salt - 1))
+        return timed(lambda: self.write(salt))()
+
+    def write(self, salt: int) -> None:
+        """Write all pages, under names of which a number is part."""
         plan = self._source.page_plan(self._source.prepare_locations(range(self._kv.pages)))
-        keys = self._keys(next(self._numbers) if salt is None else salt)
+        keys = self._keys(salt)
         batch = WriteBatch(keys=keys, plan=plan, fingerprint=FINGERPRINT)
         (statuses,) = self._store.write([batch], HostAccess(), may_publish=lambda: True)
         if not all(status.is_stored for status in statuses):
-            message = f"pages were not stored: {statuses}"
+            message = f"pages were not stored: {set(statuses)}"
             raise RuntimeError(message)
 
     def read(self, *, by_layer: bool) -> None:
@@ -152,7 +159,7 @@ class Bench:
             for plan in plans:
                 statuses = session.read(plan, HostAccess())
                 if set(statuses) != {ReadStatus.OK}:
-                    message = f"pages did not come back: {statuses}"
+                    message = f"pages did not come back: {set(statuses)}"
                     raise RuntimeError(message)
 
     def check(self) -> None:
@@ -174,7 +181,7 @@ def measure(scale: Scale) -> Iterator[Row]:
         )
         yield missing_peer(TOPIC, "KV of a real model", ALONE, reason)
         return
-    kv = read_text(scale.choose(2048, 256))
+    kv = read_text(scale.choose(1024, 256))
     with tempfile.TemporaryDirectory() as folder:
         alone = Bench(kv, Path(folder) / "alone", lambda store: store)
         for name, wrap in WRAPPERS.items():
@@ -185,13 +192,13 @@ def measure(scale: Scale) -> Iterator[Row]:
 
 
 def _rows(name: str, bench: Bench, alone: Bench, kv: ModelKV, scale: Scale) -> Iterator[Row]:
-    runs: Mapping[str, Callable[[Bench], Callable[[], None]]] = {
-        "write": lambda one: one.write,
-        "read whole": lambda one: functools.partial(one.read, by_layer=False),
-        "read by layer": lambda one: functools.partial(one.read, by_layer=True),
+    runs: Mapping[str, Callable[[Bench], Callable[[], float]]] = {
+        "write": lambda one: one.write_anew,
+        "read whole": lambda one: timed(functools.partial(one.read, by_layer=False)),
+        "read by layer": lambda one: timed(functools.partial(one.read, by_layer=True)),
     }
     for what, of in runs.items():
-        times = in_turn({"ours": timed(of(bench)), "alone": timed(of(alone))}, rounds=scale.rounds)
+        times = in_turn({"ours": of(bench), "alone": of(alone)}, rounds=scale.rounds)
         yield _row(f"{name}: {what}", times, bench, kv)
     bench.check()
 
