@@ -12,7 +12,7 @@ from kvlinker.testing.shelves import Shelf
 from kvlinker_nixl import NixlStoreOptions, open_nixl_store
 from kvlinker_nixl.agents import Memory
 from kvlinker_nixl.moving import Target
-from kvlinker_nixl.pool_memory import pool_descriptors
+from kvlinker_nixl.pool_memory import PoolRanges
 
 
 @pytest.mark.parametrize("layer", [None, 2], ids=["whole", "layer"])
@@ -27,7 +27,8 @@ def test_descriptors_are_n_by_3_and_name_each_range_of_a_plan_once(
     plan = shelf.plan(pages) if layer is None else shelf.layer_plan(pages, layer)
     starts = np.array([1000, 50_000, 9000], dtype=np.int64)
 
-    memory, local, remote = pool_descriptors(plan, starts, Target(memory=Memory.FILE, device=7))
+    places = PoolRanges(plan)
+    local, remote = places.descriptors(starts, Target(memory=Memory.FILE, device=7))
 
     ranges = [
         (address, size, start + offset)
@@ -35,7 +36,7 @@ def test_descriptors_are_n_by_3_and_name_each_range_of_a_plan_once(
         for address, size, offset in zip(*columns, strict=True)
     ]
     assert len(ranges) == len(pages) * len(plan.spans.base)
-    assert memory is Memory.HOST
+    assert places.memory is Memory.HOST
     assert local.dtype == remote.dtype == np.uint64
     assert sorted(map(tuple, local.tolist())) == sorted((a, size, 0) for a, size, _ in ranges)
     moved = zip(local[:, 0].tolist(), remote.tolist(), strict=True)

@@ -16,13 +16,16 @@ import xxhash
 from idle_time import busiest_thread
 
 from kvlinker.errors import StoreBusyError, StoreClosedError, StoreError, StoreFormatError
+from kvlinker.moving import Mover, using_mover
 from kvlinker.store import ReadStatus, Store
-from kvlinker.testing.shelves import Shelf, object_keys
+from kvlinker.testing import PythonMover
+from kvlinker.testing.shelves import LAYERS, Shelf, object_keys
 from kvlinker_nixl import NixlStoreOptions, open_nixl_store
 from kvlinker_nixl.slab_file import RECORD_BYTES
+from kvlinker_nixl.state import checksum
 from kvlinker_nixl.store import SlotStore
 
-OK, MISS = ReadStatus.OK, ReadStatus.MISS
+OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT
 OpenStore = Callable[..., Store]
 NAME = "objects.kvlinker-nixl"
 
@@ -45,6 +48,14 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
 def disk_bytes(folder: Path) -> int:
     """Return what files take on disk."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+def flip_last_byte(file: Path, payload: bytes) -> None:
+    """Change the last byte of an object that lies in a file once."""
+    raw = bytearray(file.read_bytes())
+    assert raw.count(payload) == 1
+    raw[raw.find(payload) + len(payload) - 1] ^= 0x10
+    file.write_bytes(raw)
 
 
 # ---- after a crash ----------------------------------------------------------------------------
@@ -97,6 +108,29 @@ def test_b81_a_record_of_another_length_is_a_miss_and_not_an_object_of_no_bytes(
 
     assert longer.read([key]) == (MISS,)
     assert longer.read(object_keys(1, chain="absent")) == (MISS,)
+
+
+@pytest.mark.parametrize("mover", [None, PythonMover(checksum)], ids=["python", "mover"])
+@pytest.mark.parametrize("layer", [None, LAYERS - 1], ids=["whole", "layer"])
+@pytest.mark.parametrize("staged", [True, False])
+def test_t1_a_changed_byte_is_noticed_whoever_makes_checksums(
+    open_store: OpenStore, tmp_path: Path, *, mover: Mover | None, layer: int | None, staged: bool
+) -> None:
+    keys = object_keys(3)
+    with using_mover(mover):
+        shelf = Shelf(open_store(staged=False))  # whose pools the processor reads and writes itself
+        shelf.stock(keys)
+        shelf.store.close()
+        flip_last_byte(tmp_path / "store" / NAME, shelf.payload(keys[1]))
+        shelf.store = open_store(staged=staged)
+        if not staged:
+            shelf.store.register(shelf.pools.group.regions)
+
+        statuses = shelf.read(keys, layer=layer)
+
+    assert statuses == (OK, CORRUPT, OK)
+    assert shelf.store.stats().counters["corrupt"] == 1
+    assert shelf.store.exists(keys) == (True, False, True)
 
 
 @pytest.mark.parametrize("staged", [True, False])

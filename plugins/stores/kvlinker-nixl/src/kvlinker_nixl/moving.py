@@ -25,8 +25,8 @@ _FIRST_POLL_SECONDS = 0.00002
 _MAX_POLL_SECONDS = 0.001
 _WORKING_SECONDS = 0.00005
 """A question that takes longer has moved something."""
-_CACHED_BYTES = 8 << 20
-"""So much is looked at again while it is in the processor's cache."""
+_CACHED_BYTES = 16 << 20
+"""So much is looked at again while it is in the processor's last cache; with less, calls cost more than memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +141,8 @@ class Line:
             StoreTimeoutError: the transfer took longer than it may, or one did lately.
             StoreError: it failed; nobody knows what was moved.
         """
-        remote = remote.copy()
-        remote[:, 0] += np.uint64(target.base)
+        if target.base:
+            remote = remote + np.array([target.base, 0, 0], dtype=np.uint64)
         with self._moving():
             for part in self._parts(local):
                 sides = (memory, local[part]), (target.memory, remote[part])
@@ -163,6 +163,9 @@ class Line:
 
     def _parts(self, local: Descriptors) -> Iterator[slice]:
         """Yield ranges that go in one transfer."""
+        if len(local) <= _MAX_DESCRIPTORS and int(local[:, 1].sum()) <= self.limits.call_bytes:
+            yield slice(None)
+            return
         ends = np.cumsum(local[:, 1])
         first, limit = 0, np.uint64(self.limits.call_bytes)
         while first < len(ends):

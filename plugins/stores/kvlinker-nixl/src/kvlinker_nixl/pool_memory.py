@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 
 from kvlinker.errors import ContractError
 from kvlinker.frames import FrameHeaders
+from kvlinker.moving import summing_mover
 from kvlinker.plans import TransferPlan
 from kvlinker_nixl.agents import Descriptors, Memory
 from kvlinker_nixl.moving import Target, descriptors
 from kvlinker_nixl.state import checksum
 
-__all__ = ["device_of", "pool_descriptors", "range_numbers", "range_sums"]
+__all__ = ["PoolRanges", "device_of", "range_numbers"]
 
 
 def device_of(device: str) -> tuple[Memory, int]:
@@ -34,54 +36,68 @@ def device_of(device: str) -> tuple[Memory, int]:
     raise ContractError(msg)
 
 
-def pool_descriptors(
-    plan: TransferPlan, starts: NDArray[np.int64], target: Target
-) -> tuple[Memory, Descriptors, Descriptors]:
-    """Return the plan's ranges, [ranges, 3] each: in pool memory, whose kind comes first, and in a target.
+class PoolRanges:
+    """The ranges of a plan where they lie in pool memory: what transfers and checksums need of them."""
 
-    Args:
-        plan: its columns become the rows.
-        starts: [pages] offset of each object's payload in the target.
-        target: where the objects are.
+    def __init__(self, plan: TransferPlan) -> None:
+        """Expand a plan, once for all that is done with it.
 
-    Raises:
-        ContractError: transfers do not know the device.
-        StalePoolError: the memory was given up.
-    """
-    memory, device = device_of(plan.spans.device)
-    ranges = plan.expand()
-    local = descriptors(ranges.address, ranges.size, device)
-    remote = descriptors(starts[ranges.page] + ranges.offset, ranges.size, target.device)
-    return memory, local, remote
+        Raises:
+            ContractError: transfers do not know the device.
+            StalePoolError: the memory was given up.
+        """
+        self.memory, self._device = device_of(plan.spans.device)
+        self._plan = plan
+        self._ranges = plan.expand()
 
+    def descriptors(
+        self, starts: NDArray[np.int64], target: Target
+    ) -> tuple[Descriptors, Descriptors]:
+        """Return the ranges in pool memory and in a target, [ranges, 3] each.
 
-def range_sums(plan: TransferPlan) -> NDArray[np.uint64]:
-    """Return the checksums of what host memory holds now: [pages, spans]."""
-    shape = (plan.num_pages, len(plan.spans.base))
-    sums = _sums_of_runs(plan) if not plan.pages.contiguous else _sums_of_pages(plan)
-    return np.fromiter(sums, dtype=np.uint64, count=shape[0] * shape[1]).reshape(shape)
+        Args:
+            starts: [pages] offset of each object's payload in the target.
+            target: where the objects are.
+        """
+        ranges = self._ranges
+        local = descriptors(ranges.address, ranges.size, self._device)
+        remote = descriptors(starts[ranges.page] + ranges.offset, ranges.size, target.device)
+        return local, remote
 
+    def sums(self) -> NDArray[np.uint64]:
+        """Return the checksums of what host memory holds now: [pages, spans].
 
-def _sums_of_pages(plan: TransferPlan) -> Iterator[int]:
-    plan.check_live()
-    kinds = [ctypes.c_ubyte * size for size in plan.range_bytes.tolist()]
-    addresses = plan.spans.base + plan.pages.row[:, None] * plan.spans.stride
-    for row in addresses.tolist():
-        for kind, address in zip(kinds, row, strict=True):
-            yield checksum(memoryview(kind.from_address(address)))
+        Raises:
+            ContractError: it is a device's memory, which the processor cannot read.
+        """
+        plan, ranges = self._plan, self._ranges
+        if self.memory is not Memory.HOST:
+            msg = f"pool {plan.pool!r}: no checksums of memory of {plan.spans.device}; open the store with staged: true"
+            raise ContractError(msg)
+        shape = (plan.num_pages, len(plan.spans.base))
+        mover = summing_mover(checksum) if plan.pages.contiguous else None
+        if mover is not None:
+            return mover.sums(ranges.address, ranges.size).reshape(shape)
+        sums = self._sums_of_pages() if plan.pages.contiguous else self._sums_of_runs()
+        return np.fromiter(sums, dtype=np.uint64, count=shape[0] * shape[1]).reshape(shape)
 
+    def _sums_of_pages(self) -> Iterator[int]:
+        return map(checksum, self._views())
 
-def _sums_of_runs(plan: TransferPlan) -> Iterator[int]:
-    """Yield checksums of ranges that lie in several places each."""
-    ranges = plan.expand()
-    places = iter(zip(ranges.address.tolist(), ranges.size.tolist(), strict=True))
-    for runs in np.bincount(plan.pages.page, minlength=plan.num_pages).tolist():
-        for _ in range(len(plan.spans.base)):
-            running = xxhash.xxh3_64()
-            for _ in range(runs):
-                address, size = next(places)
-                running.update(memoryview((ctypes.c_ubyte * size).from_address(address)))
-            yield running.intdigest()
+    def _views(self) -> Iterator[memoryview]:
+        ranges = self._ranges
+        for address, size in zip(ranges.address.tolist(), ranges.size.tolist(), strict=True):
+            yield memoryview((ctypes.c_ubyte * size).from_address(address))
+
+    def _sums_of_runs(self) -> Iterator[int]:
+        """Yield checksums of ranges that lie in several places each."""
+        plan, views = self._plan, self._views()
+        for runs in np.bincount(plan.pages.page, minlength=plan.num_pages).tolist():
+            for _ in range(len(plan.spans.base)):
+                running = xxhash.xxh3_64()
+                for view in itertools.islice(views, runs):
+                    running.update(view)
+                yield running.intdigest()
 
 
 def range_numbers(

@@ -5,30 +5,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
-from kvlinker.device import DeviceAccess, HostObjects
-from kvlinker.errors import StoreClosedError
+from kvlinker.device import DeviceAccess, HostObjects, room_for_sums
 from kvlinker.framed_objects import (
     FoundObjects,
     Piece,
     WantedObjects,
-    are_ranges_right,
     cut_plan,
     sort_values,
+    which_are_right,
 )
 from kvlinker.frames import PREFIX_BYTES
 from kvlinker.named_values import parts_of
+from kvlinker.open_reads import OpenReads
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 from kvlinker_nixl.agents import Operation
 from kvlinker_nixl.depots import ABSENT
 from kvlinker_nixl.moving import descriptors
-from kvlinker_nixl.pool_memory import pool_descriptors, range_numbers, range_sums
+from kvlinker_nixl.pool_memory import PoolRanges, range_numbers
 from kvlinker_nixl.space import round_up
 from kvlinker_nixl.state import SlotState, checksum
 
@@ -48,11 +49,10 @@ class SlotReadSession(ReadSession):
         self._wanted = WantedObjects(
             keys=request.keys, object_bytes=request.object_bytes, fingerprint=request.fingerprint
         )
-        self._lock = threading.Lock()
-        self._reads = 0
-        self._is_closed = False
+        self._looking = threading.Lock()
         self._parts: Sequence[FoundObjects] | None = None
-        self._pins = state.depot.pin(request.keys, request.object_bytes)
+        self._pins = pins = state.depot.pin(request.keys, request.object_bytes)
+        self._open_reads = OpenReads(lambda: state.depot.unpin(pins))
         self._status = np.where(self._pins.offsets == ABSENT, _MISS, _OK)
         state.count("missed", int((self._status == _MISS).sum()))
 
@@ -63,7 +63,8 @@ class SlotReadSession(ReadSession):
             StoreError: bytes cannot be moved; nobody knows which were.
         """
         self._state.reads.check_open()
-        with self._reading(plan):
+        self._request.check(plan)
+        with self._open_reads.reading(plan.pool):
             if not self._state.depot.is_current(self._pins):
                 self._vanish()
             for part in self._checked_parts():
@@ -71,36 +72,14 @@ class SlotReadSession(ReadSession):
                     self._read_part(part, numbers, plan, memory)
             return tuple(map(_STATUSES.__getitem__, self._status.tolist()))
 
-    @contextmanager
-    def _reading(self, plan: TransferPlan) -> Iterator[None]:
-        """Keep the objects pinned for the length of a read, whoever closes the session meanwhile."""
-        self._request.check(plan)
-        with self._lock:
-            if self._is_closed:
-                msg = f"pool {plan.pool!r}: this read session was closed; open another"
-                raise StoreClosedError(msg)
-            self._reads += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._reads -= 1
-                is_last = self._is_closed and not self._reads
-            if is_last:
-                self._state.depot.unpin(self._pins)
-
     def close(self) -> None:
         """See ReadSession."""
-        with self._lock:
-            was_open, self._is_closed = not self._is_closed, True
-            is_idle = was_open and not self._reads
-        if is_idle:
-            self._state.depot.unpin(self._pins)
+        self._open_reads.close()
 
     # ---- headers ------------------------------------------------------------------------------
 
     def _checked_parts(self) -> Sequence[FoundObjects]:
-        with self._lock:
+        with self._looking:
             if self._parts is None:
                 self._parts = self._look()
             return self._parts
@@ -203,13 +182,15 @@ class SlotReadSession(ReadSession):
         chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
         starts = self._pins.offsets[positions] + part.header_bytes
         target = self._pins.target
-        memory, local, remote = pool_descriptors(chosen, starts, target)
-        self._state.reads.move(Operation.READ, local, remote, target, memory=memory)
+        places = PoolRanges(chosen)
+        local, remote = places.descriptors(starts, target)
+        self._state.reads.move(Operation.READ, local, remote, target, memory=places.memory)
         if not self._state.has_checksums:
             return
         expected = part.headers.checksums[numbers[:, None], ranges]
-        is_right = (range_sums(chosen) == expected).all(axis=1)
-        self._fail(positions[~is_right], _CORRUPT)
+        is_right = (places.sums() == expected).all(axis=1)
+        if not is_right.all():
+            self._fail(positions[~is_right], _CORRUPT)
 
     def _read_staged(
         self, part: FoundObjects, numbers: IndexArray, plan: TransferPlan, memory: DeviceAccess
@@ -231,38 +212,70 @@ class SlotReadSession(ReadSession):
         row_bytes = round_up(lead + piece.size, self._state.alignment)
         offsets = self._pins.offsets[positions] + first - lead
         with self._fetched(offsets, row_bytes) as rows:
-            is_right = np.array(
-                [
-                    self._is_right(part, number, piece, row[lead : lead + piece.size].data)
-                    for number, row in zip(numbers.tolist(), rows, strict=True)
-                ]
-            )
-            if is_right.any():
-                _copy_in(piece, positions[is_right], rows, lead, np.flatnonzero(is_right), memory)
-        self._fail(positions[~is_right], _CORRUPT)
+            is_right = self._landed(part, numbers, piece, _Rows(rows, lead), memory)
+        if not is_right.all():
+            self._fail(positions[~is_right], _CORRUPT)
 
-    def _is_right(self, part: FoundObjects, number: int, piece: Piece, view: memoryview) -> bool:
+    def _landed(
+        self,
+        part: FoundObjects,
+        numbers: IndexArray,
+        piece: Piece,
+        rows: _Rows,
+        memory: DeviceAccess,
+    ) -> NDArray[np.bool_]:
+        """Copy a piece of some objects into the pools, and return which of them are right: [objects]."""
+        positions, plan = part.positions[numbers], piece.plan
+        chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
         if not self._state.has_checksums:
-            return len(view) == piece.size
-        return are_ranges_right(part.headers, number, piece, view, checksum=checksum)
+            memory.copy_in(chosen, rows.objects(piece))
+            return np.ones(len(numbers), dtype=np.bool_)
+        ranges = range_numbers(part.headers, int(numbers[0]), chosen)
+        sums = None if ranges is None else room_for_sums(chosen, memory, checksum)
+        if ranges is not None and sums is not None:  # one pass over the bytes, and not two
+            memory.copy_in(chosen, rows.objects(piece, sums=sums))
+            expected = part.headers.checksums[numbers[:, None], ranges]
+            return np.asarray((expected == sums.T).all(axis=1))
+        views = rows.views(piece.size)
+        found = which_are_right(part.headers, numbers, piece, views, checksum=checksum)
+        is_right = np.asarray(found)
+        if is_right.all():
+            memory.copy_in(chosen, rows.objects(piece))
+        elif is_right.any():
+            right = np.flatnonzero(is_right)
+            memory.copy_in(chosen.select(right), rows.objects(piece, chosen=right))
+        return is_right
 
 
-def _copy_in(
-    piece: Piece,
-    positions: IndexArray,
-    rows: NDArray[np.uint8],
-    lead: int,
-    slots: IndexArray,
-    memory: DeviceAccess,
-) -> None:
-    """Copy a piece of some objects, which lies in some of the rows behind `lead` bytes, into the pools."""
-    span = BufferSpan(
-        base_ptr=rows.ctypes.data,
-        rows=len(rows),
-        row_bytes=rows.shape[1],
-        row_stride=rows.shape[1],
-        label="slots",
-    )
-    plan = piece.plan
-    selected = plan if len(positions) == plan.num_pages else plan.select(positions)
-    memory.copy_in(selected, HostObjects(span=span, slots=slots, first_offset=piece.start - lead))
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """What was read of some objects."""
+
+    block: NDArray[np.uint8]
+    """[objects, bytes]"""
+    lead: int
+    """Bytes in front of what was wanted."""
+
+    def views(self, size: int) -> list[memoryview]:
+        """Return the bytes that were wanted of each object."""
+        return [row[self.lead : self.lead + size].data for row in self.block]
+
+    def objects(
+        self,
+        piece: Piece,
+        *,
+        chosen: IndexArray | None = None,
+        sums: NDArray[np.uint64] | None = None,
+    ) -> HostObjects:
+        """Return all of them, or those chosen, as a copy takes them."""
+        block = self.block
+        span = BufferSpan(
+            base_ptr=block.ctypes.data,
+            rows=len(block),
+            row_bytes=block.shape[1],
+            row_stride=block.shape[1],
+            label="slots",
+        )
+        slots = np.arange(len(block), dtype=np.int64) if chosen is None else chosen
+        first = piece.start - self.lead
+        return HostObjects(span=span, slots=slots, first_offset=first, sums=sums)

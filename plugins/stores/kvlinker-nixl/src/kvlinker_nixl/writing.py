@@ -15,12 +15,13 @@ from kvlinker.errors import StoreError
 from kvlinker.framed_objects import frame_pages
 from kvlinker.frames import FrameLayout, encode_headers
 from kvlinker.named_values import parts_of
+from kvlinker.plans import TransferPlan
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
 from kvlinker_nixl.agents import Operation
 from kvlinker_nixl.blocks import Block
 from kvlinker_nixl.depots import EXISTS, Reservation
 from kvlinker_nixl.moving import LateTransferError, descriptors
-from kvlinker_nixl.pool_memory import pool_descriptors, range_sums
+from kvlinker_nixl.pool_memory import PoolRanges
 from kvlinker_nixl.space import round_up
 from kvlinker_nixl.state import SlotState, checksum
 
@@ -186,28 +187,26 @@ class _Write:
         plan = work.batch.plan
         chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
         target, line = reservation.target, self._state.writes
-        memory, local, remote = pool_descriptors(chosen, offsets + work.layout.header_bytes, target)
+        places = PoolRanges(chosen)
+        local, remote = places.descriptors(offsets + work.layout.header_bytes, target)
         headers = encode_headers(
             work.layout,
             [work.batch.keys[at] for at in positions.tolist()],
             work.batch.fingerprint,
-            self._sums(work.batch, positions),
+            self._sums(chosen, places),
             checksum=checksum,
         )
-        line.move(Operation.WRITE, local, remote, target, memory=memory)
+        line.move(Operation.WRITE, local, remote, target, memory=places.memory)
         with line.blocks.borrow(headers.nbytes) as block:
             block.rows(*headers.shape)[:] = headers
             addresses = block.address + np.arange(len(headers)) * headers.shape[1]
             self._write(work, reservation, (addresses, offsets), headers.shape[1], block)
 
-    def _sums(self, batch: WriteBatch, positions: IndexArray) -> NDArray[np.uint64]:
+    def _sums(self, plan: TransferPlan, places: PoolRanges) -> NDArray[np.uint64]:
         """Return checksums in the order of the layout's ranges: [objects, ranges]."""
-        plan = batch.plan
         if not self._state.has_checksums:
-            return np.zeros((len(positions), len(plan.spans.base)), dtype=np.uint64)
-        order = np.argsort(plan.spans.offset, kind="stable")
-        chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
-        return range_sums(chosen)[:, order]
+            return np.zeros((plan.num_pages, len(plan.spans.base)), dtype=np.uint64)
+        return places.sums()[:, np.argsort(plan.spans.offset, kind="stable")]
 
     # ---- publishing -----------------------------------------------------------------------------
 
