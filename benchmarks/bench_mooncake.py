@@ -137,11 +137,6 @@ def _wait_for_word(stream: IO[bytes] | None) -> None:
             raise FileNotFoundError(message)
 
 
-def be_quiet() -> None:
-    """Let Mooncake's library say nothing but what ends the process: it tells each object that is not there."""
-    os.environ.setdefault("GLOG_minloglevel", "3")
-
-
 class Calls:
     """Calls of Mooncake's client, as many buffers in each as its transport queues."""
 
@@ -296,7 +291,6 @@ def _expect(codes: Sequence[int], expected: int) -> None:
 def measure(scale: Scale) -> Iterator[Row]:
     """Yield the rows."""
     with ExitStack() as stack:
-        be_quiet()
         try:
             raw = mooncake.make_raw_client()
             stack.enter_context(own_network())

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench_mooncake import LEASE_MS, be_quiet, cluster, own_network
+from bench_mooncake import LEASE_MS, cluster, own_network
 from bench_redis import redis_server
 from bench_s3 import BUCKET, s3_server
 from measuring import Row, Scale, Times, duration, in_turn, missing_peer, run_script, size, timed
@@ -84,7 +84,6 @@ class Servers:
 
 def start_servers(stack: ExitStack) -> Servers:
     """Start what can be started, for as long as the stack lasts."""
-    be_quiet()
     servers = Servers()
     servers.start("network namespace", stack, own_network)
     servers.start("redis-server", stack, lambda: redis_server(_redis_binary()))

@@ -10,6 +10,7 @@ import contextlib
 import datetime as dt
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,8 @@ SGLANG_BEGIN, SGLANG_END = "<!-- measured in SGLang: begin -->", "<!-- measured 
 HEADER = ("what", "against", "ratio", "lowest to highest", "target", "met", "figures")
 SCRIPT_SECONDS = 480.0
 """How long a script may take: none that is sound needs as much, and no table waits for one that hangs."""
+LIBRARY_LOG = re.compile(r"[IWE]\d{4} |WARNING: Logging before InitGoogleLogging")
+"""Lines that Mooncake's library writes about each object, and behind the error that ended a script."""
 GIB = 1 << 30
 
 
@@ -95,10 +98,10 @@ def _problem(command: Sequence[str], seconds: float) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         errors.seek(0)
-        told = errors.read()
-    sys.stderr.write(told)
-    last = told.strip().splitlines()[-1:] or [f"it ended with {code}"]
-    return f"Error: {last[0]}" if code else ""
+        told = errors.read().strip().splitlines()
+    said = [line for line in told if not LIBRARY_LOG.match(line)]
+    sys.stderr.write("".join(f"{line}\n" for line in said))
+    return f"Error: {(said or [f'it ended with {code}'])[-1]}" if code else ""
 
 
 def machine() -> str:

@@ -156,6 +156,17 @@ def test_what_was_measured_before_a_script_failed_counts_and_the_failure_is_a_ro
     ]
 
 
+def test_the_reason_is_what_the_script_said_and_not_what_a_library_logged_behind_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = "no server\nE1130 17:23:32.779424 32606 real_client.cpp:6693] not there"
+
+    outcome = run.run(script(tmp_path, f"sys.exit({told!r})"), [])
+
+    assert outcome.problem == "Error: no server"
+    assert capfd.readouterr().err == "no server\n"
+
+
 def test_a_script_that_hangs_is_ended_with_the_servers_that_it_started(tmp_path: Path) -> None:
     server = tmp_path / "server"
     hangs = (
