@@ -15,7 +15,6 @@ WHOLE = 12 * PAGE
 ENVIRONMENT = {
     # SGLang wants a NUMA node for each worker, or cores that are named; one worker takes the first of them.
     "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
-    "TORCHDYNAMO_DISABLE": "1",  # what it compiles for several workers alone needs triton
 }
 """Of both servers: what counts as a fact of the values must not be what tells them apart."""
 

@@ -40,6 +40,8 @@ STOP_SECONDS = 60.0
 FIRST_PORT = 10_000
 FORKED = "KVLINKER_CPU_STUBS_FORK"
 """A variable of the stand-ins, which are no import of this module: types are checked where they are not installed."""
+READ_LATE = frozenset({"PYTHONPATH", "KVLINKER_SECRET", "SGLANG_CPU_OMP_THREADS_BIND"})
+"""Variables that no import of SGLang's looks at: a server that is forked may have its own."""
 LAST_LINES = 40
 
 
@@ -98,7 +100,7 @@ class ServerOptions:
     @property
     def is_forked(self) -> bool:
         """Whether its first process is forked too: other variables may decide what an import does."""
-        return not self.spawned and self.environment.keys() <= {"PYTHONPATH"}
+        return not self.spawned and self.environment.keys() <= READ_LATE
 
     def arguments(self, port: int) -> list[str]:
         """Return what SGLang's command line says behind its program."""
@@ -269,6 +271,7 @@ def _variables(*, is_forked: bool) -> dict[str, str]:
         **os.environ,
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # what SGLang compiles, for several workers alone, needs triton
         FORKED: "1" if is_forked else "0",
         **search_path(),
     }

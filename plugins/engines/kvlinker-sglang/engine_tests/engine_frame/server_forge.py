@@ -110,7 +110,9 @@ def _become(order: Order) -> None:
 def _run() -> None:
     order = _serve_orders()
     if order is None:
-        return
+        os._exit(
+            0
+        )  # to take what was imported apart takes seconds, and servers end with this process alone
     _become(order)
     # runpy warns of a module that is imported already: here it is on purpose.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
