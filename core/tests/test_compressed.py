@@ -326,6 +326,28 @@ def test_t1_a_stream_that_cannot_be_unpacked_is_corrupt_dropped_and_counted() ->
     assert pool.store.stats().counters["undecodable"] == 2
 
 
+def test_a_stream_that_cannot_be_unpacked_is_dropped_once_however_often_its_session_reads() -> None:
+    inner = MemoryStore(integrity=Integrity.LENGTH)
+    pool = Pool(CompressedStore(inner))
+    keys = object_keys(2)
+    pool.write(keys)
+    damaged = bytearray(inner.payload(keys[0]))
+    table = StreamTable.decode(
+        np.frombuffer(bytes(damaged), dtype=np.uint8), object_bytes=PAGE, stream_bytes=len(damaged)
+    )
+    assert table is not None
+    at = int(table.starts[0]) + int(table.sizes[0, 0])
+    damaged[at : at + 4] = b"none"
+    inner.tamper(keys[0], bytes(damaged))
+
+    with pool.store.open_read(pool.request(keys)) as session:
+        plan = pool.plan(pool.target, range(2))
+        statuses = [session.read(plan, pool.access) for _ in range(2)]
+
+    assert statuses == [(CORRUPT, OK)] * 2
+    assert pool.store.stats().counters["undecodable"] == 1
+
+
 def test_t1_a_table_that_cannot_be_keeps_no_other_object_from_being_read() -> None:
     size = 16 << 20
     inner = MemoryStore(integrity=Integrity.LENGTH)

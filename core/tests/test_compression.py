@@ -146,3 +146,13 @@ def test_every_stream_has_a_length_that_a_reader_asks_for(size: int, share: floa
     lengths.note(size, length)
     assert lengths.usual(size) == length
     assert sorted(lengths.candidates(size)) == sorted(candidates)
+
+
+def test_the_lengths_of_some_hundred_layouts_are_remembered_and_no_more() -> None:
+    lengths = StreamLengths()
+    sizes = range(1 << 16, (1 << 16) + 257)
+    for size in sizes:
+        lengths.note(size, lengths.fitting(size, size // 2))
+
+    assert lengths.usual(sizes[-1]) == lengths.fitting(sizes[-1], sizes[-1] // 2)
+    assert lengths.usual(sizes[0]) == sizes[0] + RAW_EXTRA_BYTES

@@ -35,6 +35,15 @@ WRAPPERS: dict[str, tuple[Callable[[Store], Store], set[str]]] = {
 }
 
 
+def test_a_snapshot_stays_what_it_was() -> None:
+    counts = EventCounts(["written"])
+
+    before = counts.snapshot()
+    counts.add("written", 3)
+
+    assert (dict(before), dict(counts.snapshot())) == ({"written": 0}, {"written": 3})
+
+
 class _Counting(WrappedStore):
     """A store that has counted everything three times."""
 

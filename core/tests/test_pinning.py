@@ -28,6 +28,7 @@ from kvlinker.testing import (
     OpaqueMemory,
     fake_group,
 )
+from kvlinker.testing.layered_pages import LayeredPages
 from kvlinker.testing.pool_memory import HostStagingBuffer
 
 PAGES = (3, 0, 7, 4, 12)
@@ -152,6 +153,18 @@ def test_l13_chunks_of_pinned_pages_keep_to_the_buffer_and_have_every_range_once
         assert sorted(seen) == sorted(
             (p, label) for p in range(len(PAGES)) for label in plan.spans.labels
         )
+
+
+@pytest.mark.parametrize("size", [1, 3, 13])
+def test_l13_chunks_of_ranges_of_odd_lengths_keep_to_every_buffer_that_has_room_for_one(
+    size: int,
+) -> None:
+    plan = LayeredPages(3, size).both
+    for buffer_bytes in range(size, 16 * size):
+        chunks = list(pinned_chunks_of(plan, buffer_bytes))
+
+        assert max(chunk.used_bytes for chunk in chunks) <= buffer_bytes
+        assert sum(chunk.plan.num_pages * len(chunk.places) for chunk in chunks) == 2 * 3
 
 
 def test_a_load_of_which_some_slots_are_not_pinned_goes_through_buffers() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvlinker.errors import ContractError, StoreError, StoreTimeoutError
 from kvlinker.keys import NAMESPACE_BYTES
-from kvlinker.store import Integrity, ObjectKey, ReadStatus, Store, WriteStatus
+from kvlinker.store import Hold, Integrity, ObjectKey, ReadStatus, Store, WriteStatus
 from kvlinker.stores.host_pages import ObjectRanges
 from kvlinker.stores.pending import Lease, PendingObject, PendingObjects
 from kvlinker.stores.tiered import TieredStore
@@ -258,6 +258,27 @@ def test_a_removal_of_others_delays_a_copy_and_loses_none() -> None:
 
     assert tiers.store.flush(60)
     assert tiers.far_memory.exists(keys) == (True,) * 3
+
+
+class _LosingStore(WrappedStore):
+    """A store that has lost an object when it is asked to hold it."""
+
+    def hold(self, keys: Sequence[ObjectKey], *, seconds: float) -> Hold:
+        self._inner.delete(keys[:1])
+        return super().hold(keys, seconds=seconds)
+
+
+def test_what_the_near_store_has_lost_before_it_was_held_is_written_through() -> None:
+    near, far = MemoryStore(), MemoryStore()
+    store = TieredStore(_LosingStore(near), far, write_back=WriteBackLimits())
+    shelf, keys = Shelf(store), object_keys(3)
+
+    assert shelf.write(keys) == (WRITTEN,) * 3
+
+    assert store.stats().counters["written_through"] == 1
+    assert store.flush(60)
+    assert far.exists(keys) == (True,) * 3
+    assert store.stats().counters["write_back_dropped"] == 0
 
 
 def test_a_copy_of_an_object_that_was_written_anew_meanwhile_settles_the_older_one_alone() -> None:

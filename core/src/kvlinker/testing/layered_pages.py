@@ -42,6 +42,7 @@ class LayeredPages:
         )
         self.source = self.entry.page_plan(self.entry.prepare_locations([0]))
         self.target = self.entry.page_plan(self.entry.prepare_locations([1]))
+        self.both = self.entry.page_plan(self.entry.prepare_locations([0, 1]))
 
     def layer(self, layer: int) -> TransferPlan:
         """Return the plan that reads one layer into page 1."""
