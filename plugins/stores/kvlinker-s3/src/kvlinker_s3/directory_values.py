@@ -19,7 +19,7 @@ from kvlinker_s3.rooms import Room
 __all__ = ["DirectoryValues"]
 
 _T = TypeVar("_T")
-_TOGETHER_BYTES = 4 << 20
+_TOGETHER_BYTES = 8 << 20
 """Answers that are handed over together: they are copied while the processor still has them at hand."""
 _AHEAD = 4
 """So many of them are read ahead."""

@@ -68,7 +68,8 @@ def failure_of(error: Exception) -> Failure:
     is_answered = status is not None and 400 <= status < 500 and status != _TOO_MANY  # noqa: PLR2004  # HTTP's classes
     is_answered = is_answered or isinstance(error, AlreadyExistsError | PreconditionError)
     is_local = "LocalFileSystem" in text or isinstance(error, OSError)
-    return Failure.ODD if is_answered or is_local else Failure.DOWN
+    is_late = isinstance(error, TimeoutError)
+    return Failure.ODD if (is_answered or is_local) and not is_late else Failure.DOWN
 
 
 def brief(error: BaseException) -> str:

@@ -30,6 +30,11 @@ _WORDS = {
     Failure.WRONG_RANGE: "the server does not answer with the range that it was asked for",
 }
 """What is said of failures that concern every request; others concern one."""
+_HINTS = {
+    "NoSuchBucket": "; make the bucket, or mend url",
+    "RequestTimeTooSkewed": "; set this machine's clock: requests are signed with the time",
+}
+"""What to do about errors that the server names."""
 _NEXT_STEPS = {
     Failure.DOWN: "; look at endpoint and region in settings, at the network, and at where keys come from",
     Failure.REFUSED: "; look at the keys, at what they may do, and at the region",
@@ -65,6 +70,8 @@ class Lane(StoreLane):
             StoreError: see `open_client`.
         """
         super().__init__(f"s3 store {options.place}, {name}", pause_seconds=options.pause_seconds)
+        self.request_seconds = options.retry_seconds + options.request_seconds
+        """How long a request may take with all its tries."""
         self._client = open_client(options)
         self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix=f"s3-{name}")
 
@@ -149,11 +156,11 @@ class Lane(StoreLane):
     def _failed(self, error: Exception, call: _Call) -> StoreError:
         failure = failure_of(error)
         words = _WORDS.get(failure)
+        hint = next((hint for code, hint in _HINTS.items() if code in str(error)), "")
         if words is None:
-            hint = "; make the bucket, or mend url" if "NoSuchBucket" in str(error) else ""
             return RefusedRequestError(f"{self}: a request failed: {brief(error)}{hint}", failure)
         kind = StoreTimeoutError if failure is Failure.DOWN else StoreError
-        call.error = kind(f"{self}: {words}: {brief(error)}{_NEXT_STEPS.get(failure, '')}")
+        call.error = kind(f"{self}: {words}: {brief(error)}{hint or _NEXT_STEPS.get(failure, '')}")
         self.give_up()
         return call.error
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from kvlinker.named_values import Beginning, Fetched, Range, parts_of
 from kvlinker.store import ObjectKey
 from kvlinker_s3.lanes import Asked, Lane
+from kvlinker_s3.listings import Listing
 from kvlinker_s3.names import Names
 from kvlinker_s3.object_values import ObjectValues, groups_of, together
 from kvlinker_s3.requests import begin_of, delete, ranges_of, size_of
 
 if TYPE_CHECKING:
-    from obstore import ListStream, ObjectMeta
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
 __all__ = ["S3Values"]
@@ -102,13 +103,13 @@ class S3Values(ObjectValues):
     def _list(self, folder: str) -> Iterator[Sequence[ObjectMeta]]:
         """Yield what is known of objects, page by page."""
 
-        def begin(client: ObjectStore) -> ListStream[Sequence[ObjectMeta]]:
-            return client.list(folder, chunk_size=_LISTED)
+        def begin(client: ObjectStore) -> Listing:
+            return Listing(client.list(folder, chunk_size=_LISTED), self._lane.request_seconds)
 
         def go_on(_: ObjectStore) -> Sequence[ObjectMeta] | None:
-            return next(stream, None)
+            return listing.next_page()
 
-        (stream,) = self._lane.run([begin])
+        (listing,) = self._lane.run([begin])
         while (page := self._lane.run([go_on])[0]) is not None:
             yield [item for item in page if self._names.is_object(item["path"])]
 

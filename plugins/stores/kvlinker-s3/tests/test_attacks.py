@@ -1,0 +1,160 @@
+"""What a server does at the worst moment: it refuses, or is emptied, between two requests of one call."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+from http_proxy import Answer, Asked, Proxy, proxy_to
+from s3_server import OpenStore, S3Server
+
+from kvlinker.errors import StoreError, StoreTimeoutError
+from kvlinker.store import ReadStatus, WriteStatus
+from kvlinker.testing.shelves import Shelf, object_keys
+
+OK, MISS = ReadStatus.OK, ReadStatus.MISS
+WRITTEN = WriteStatus.WRITTEN
+PAUSE_SECONDS = 0.06
+"""A little more than a store of these tests does not ask a server that refused it."""
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[Proxy]:
+    with proxy_to(server.port) as proxy:
+        yield proxy
+
+
+def error_of(code: str, status: int) -> Answer:
+    return Answer(status=status, body=f"<Error><Code>{code}</Code></Error>".encode())
+
+
+def test_keys_that_are_withdrawn_between_two_layers_are_an_error_and_cost_no_object(
+    open_store: OpenStore, proxy: Proxy
+) -> None:
+    shelf = Shelf(open_store(proxy.port))
+    keys = object_keys(3)
+    shelf.stock(keys)
+
+    with shelf.open(keys) as session:
+        before = shelf.read(keys, session=session, layer=0)
+        proxy.before = lambda _: error_of("AccessDenied", 403)
+        with pytest.raises(StoreError, match="the server refuses") as caught:
+            shelf.read(keys, session=session, layer=1)
+    proxy.before = None
+    time.sleep(PAUSE_SECONDS)
+
+    assert before == (OK,) * 3
+    assert "sesame" not in str(caught.value)
+    assert shelf.read(keys) == (OK,) * 3
+
+
+def test_writes_that_are_refused_in_the_midst_fail_alone_and_raise_nothing(
+    open_store: OpenStore, proxy: Proxy
+) -> None:
+    shelf = Shelf(open_store(proxy.port, concurrency=1))
+    keys, puts = object_keys(4), itertools.count()
+
+    def refuse_later(asked: Asked) -> Answer | None:
+        is_late = asked.method == "PUT" and next(puts) >= 2
+        return error_of("AccessDenied", 403) if is_late else None
+
+    proxy.before = refuse_later
+    statuses = shelf.write(keys)
+    proxy.before = None
+    time.sleep(PAUSE_SECONDS)
+
+    assert statuses == (WRITTEN, WRITTEN, WriteStatus.FAILED, WriteStatus.FAILED)
+    assert shelf.store.exists(keys) == (True, True, False, False)
+    assert shelf.write(keys[2:]) == (WRITTEN, WRITTEN)
+
+
+def test_a_bucket_that_vanishes_under_a_store_is_misses_and_failed_writes(
+    open_store: OpenStore, proxy: Proxy
+) -> None:
+    shelf = Shelf(open_store(proxy.port))
+    keys, others = object_keys(3), object_keys(2, chain="others")
+    shelf.stock(keys)
+
+    with shelf.open(keys) as session:
+        shelf.read(keys, session=session, layer=0)
+        proxy.before = lambda _: error_of("NoSuchBucket", 404)
+        read = shelf.read(keys, session=session, layer=1)
+    written = shelf.write(others)
+    with pytest.raises(StoreError, match="make the bucket, or mend url"):
+        shelf.store.stats()
+    proxy.before = None
+    time.sleep(PAUSE_SECONDS)
+
+    assert read == (MISS,) * 3
+    assert written == (WriteStatus.FAILED,) * 2
+    assert shelf.read(keys) == (OK,) * 3
+
+
+def test_a_clock_that_is_wrong_is_said_to_be(open_store: OpenStore, proxy: Proxy) -> None:
+    proxy.before = lambda _: error_of("RequestTimeTooSkewed", 403)
+
+    with pytest.raises(StoreError, match="set this machine's clock"):
+        open_store(proxy.port)
+
+
+@pytest.mark.parametrize("total", ["*", "0", "10", "99999999999999999999"])
+def test_t4_a_server_that_makes_up_lengths_is_refused_and_costs_no_object(
+    open_store: OpenStore, proxy: Proxy, total: str
+) -> None:
+    shelf = Shelf(open_store(proxy.port))
+    keys = object_keys(2)
+    shelf.stock(keys)
+
+    def lie(_asked: Asked, answer: Answer) -> None:
+        if "content-range" in answer.headers:
+            ranged = answer.headers["content-range"].split("/")[0]
+            answer.headers["content-range"] = f"{ranged}/{total}"
+
+    proxy.after = lie
+    with pytest.raises(StoreError, match="the server "):
+        shelf.read(keys)
+    proxy.after = None
+    time.sleep(PAUSE_SECONDS)
+
+    assert shelf.read(keys) == (OK, OK)
+
+
+@pytest.mark.parametrize("status", [200, 206, 302, 400, 409, 412, 418])
+def test_t4_a_page_of_somebody_in_the_place_of_every_answer_is_an_error(
+    open_store: OpenStore, proxy: Proxy, status: int
+) -> None:
+    shelf = Shelf(open_store(proxy.port))
+    keys = object_keys(2)
+    shelf.stock(keys)
+    page = Answer(status=status, headers={"location": "/login"}, body=b"<html>log in</html>")
+
+    proxy.before = lambda _: page
+    with pytest.raises(StoreError):
+        shelf.read(keys)
+    time.sleep(PAUSE_SECONDS)
+    with pytest.raises(StoreError):
+        shelf.store.exists(keys)
+    proxy.before = None
+    time.sleep(PAUSE_SECONDS)
+
+    assert shelf.store.exists(keys) == (True, True)
+    assert shelf.read(keys) == (OK, OK)
+    assert shelf.store.stats().counters["corrupt"] == 0
+
+
+def test_t6_a_listing_that_never_ends_and_lists_nothing_costs_the_deadline(
+    open_store: OpenStore, proxy: Proxy
+) -> None:
+    store = open_store(proxy.port, request_seconds=0.3)
+    more = "<IsTruncated>true</IsTruncated><NextContinuationToken>1</NextContinuationToken>"
+    page = f"<ListBucketResult>{more}</ListBucketResult>"
+
+    proxy.before = lambda _: Answer(status=200, body=page.encode())
+
+    with pytest.raises(StoreTimeoutError, match=r"no page of a listing came within 0.5 s"):
+        store.stats()
+    asked = len(proxy.asked)
+    time.sleep(PAUSE_SECONDS)
+    assert 2 < len(proxy.asked) <= asked + 1  # nobody goes on asking
