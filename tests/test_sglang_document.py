@@ -17,8 +17,8 @@ from kvlinker.explanation import Explanation, PoolExplanation
 from kvlinker.keys import KeyNamespace
 from kvlinker.linker import Linker
 from kvlinker.metrics import TokenOutcome
+from kvlinker.quantities import parse_bytes
 from kvlinker.testing import MemoryStore, fake_group, page_keys
-from kvlinker_file.options import parse_size
 from kvlinker_sglang.compatibility import TESTED_VERSIONS
 from kvlinker_sglang.metrics import LinkerCollector
 from kvlinker_sglang.options import (
@@ -98,7 +98,7 @@ def test_every_limit_is_in_its_table_with_its_default() -> None:
 
 def test_the_room_in_the_document_is_what_a_worker_says() -> None:
     lines = [line for line in DOCUMENT.splitlines() if line.startswith("kvlinker: ")]
-    capacity = parse_size("200GiB", option="capacity")
+    capacity = parse_bytes("200GiB")
     page = PoolExplanation(
         name="kv",
         indices_from_pool="kv",

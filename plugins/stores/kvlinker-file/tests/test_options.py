@@ -9,35 +9,6 @@ import pytest
 import kvlinker_file
 from kvlinker.errors import ContractError
 from kvlinker_file import Durability, FileStore, FileStoreOptions
-from kvlinker_file.options import parse_size
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        (4096, 4096),
-        ("4096B", 4096),
-        ("20GiB", 20 << 30),
-        (" 20 gib ", 20 << 30),
-        ("1.5TB", 1_500_000_000_000),
-        ("3 kB", 3000),
-        ("7MiB", 7 << 20),
-        (2e10, 20_000_000_000),
-    ],
-)
-def test_sizes_are_whole_numbers_or_texts_with_a_unit(text: object, size: int) -> None:
-    found = parse_size(text, option="capacity")
-
-    assert (found, type(found)) == (size, int)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "20", "20 G", "GiB", "-1GiB", "1e3 B", None, 1.5, float("inf"), float("nan"), True, b"1B"],
-)
-def test_other_sizes_are_refused(text: object) -> None:
-    with pytest.raises(ContractError, match="capacity must be a whole number of bytes or a text"):
-        parse_size(text, option="capacity")
 
 
 def test_an_unknown_option_is_refused_with_the_closest_match(tmp_path: Path) -> None:
@@ -63,6 +34,9 @@ def test_a_missing_option_is_named(tmp_path: Path, missing: str) -> None:
     [
         ("capacity", "1MiB", "capacity must be at least 2097152 B"),
         ("capacity", 10**30, r"capacity must be at most 1152921504606846976 B \(1024 PiB\)"),
+        ("capacity", "20 G", "capacity: '20 G' is not a number of bytes such as"),
+        ("capacity", 1.5, "capacity must be a whole number of bytes or a text such as '20GiB'"),
+        ("segment_size", None, "segment_size must be a whole number of bytes or a text such as"),
         ("segment_size", "1kB", "segment_size must be 0 or between 262144 B and the capacity"),
         ("segment_size", "2GiB", "segment_size must be 0 or between"),
         ("durability", "always", r"durability must be one of \['process', 'disk'\], got 'always'"),

@@ -186,7 +186,7 @@ def test_the_user_s_own_folder_is_made_for_the_user_alone_and_used_again(
         ({"capacity": "4MiB", "durability": "disk"}, "unknown option 'durability'; known are"),
         ({"capacity": "4MiB", "keep": 1}, "keep must be true or false, got 1"),
         ({"capacity": "1MiB"}, "capacity must be at least"),
-        ({"capacity": "much"}, "capacity must be a whole number of bytes or a text"),
+        ({"capacity": "much"}, "capacity: 'much' is not a number of bytes"),
         ({"capacity": "4MiB", "pin_bytes": "x"}, "pin_bytes: 'x' is not a number of bytes"),
         ({"capacity": "4MiB", "pin_bytes": -1}, "pin_bytes must be at least 0, got -1"),
     ],

@@ -10,7 +10,7 @@ from kvlinker.store import Store
 from kvlinker.store_tools import StoreTools
 from kvlinker_file.directory import has_marker
 from kvlinker_file.offline import inspect, prune, verify
-from kvlinker_file.options import Durability, FileStoreOptions, parse_size
+from kvlinker_file.options import Durability, FileStoreOptions
 from kvlinker_file.store import FileStore
 from kvlinker_file.tools import FileStoreTools
 
@@ -22,7 +22,6 @@ __all__ = [
     "inspect",
     "open_store",
     "open_store_tools",
-    "parse_size",
     "prune",
     "verify",
 ]

@@ -16,7 +16,7 @@ import numpy as np
 from kvlinker.description import IndexArray
 from kvlinker.errors import ContractError, StoreError, StoreFormatError
 from kvlinker.frames import FrameStatus, decode_headers
-from kvlinker.keys import NAMESPACE_BYTES
+from kvlinker.keys import NAMESPACE_BYTES, checked_namespace
 from kvlinker_file.ages import now_micros
 from kvlinker_file.blocks import blocks_of
 from kvlinker_file.catalog import Catalog, split_places
@@ -326,9 +326,8 @@ def prune(
             "prune cannot make a store smaller within one namespace; files hold objects of several"
         )
         raise ContractError(msg)
-    if namespace is not None and len(namespace) != NAMESPACE_BYTES:
-        msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; nothing was removed"
-        raise ContractError(msg)
+    if namespace is not None:
+        checked_namespace(namespace)
     before = inspect(path).disk_bytes
     with _open(path) as state:
         objects = len(state.index)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -11,16 +10,11 @@ from pathlib import Path
 from typing import Self
 
 from kvlinker.errors import ContractError
-from kvlinker.spelling import nearest_names
+from kvlinker.quantities import as_bytes
+from kvlinker.store_options import as_flag, as_seconds, check_names
 
-__all__ = ["Durability", "FileStoreOptions", "parse_size"]
+__all__ = ["Durability", "FileStoreOptions"]
 
-_UNITS = {
-    "B": 1,
-    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", start=1)},
-    **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGTP", start=1)},
-}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
 _MIN_CAPACITY = 2 << 20
 _MAX_CAPACITY = 1 << 60
 _MIN_SEGMENT = 64 << 10
@@ -30,6 +24,7 @@ _MAX_SEGMENTS = 4096
 """Each one costs a mapping and a descriptor."""
 _PAGE = 4096
 _MAX_CLOSE_SECONDS = 86_400.0
+_NEEDED = {"path": "'/var/cache/kv'", "capacity": "'20GiB'"}
 
 
 class Durability(Enum):
@@ -39,26 +34,6 @@ class Durability(Enum):
     """The end of the process, `kill -9` included; a power loss may cost what was written last."""
     DISK = "disk"
     """A power loss too: the bytes are on the disk before the object becomes visible."""
-
-
-def parse_size(value: object, *, option: str) -> int:
-    """Return bytes from a number of bytes or a text such as `20GiB` or `1.5 TB`.
-
-    Raises:
-        ContractError: it is neither.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if (
-        isinstance(value, float) and value.is_integer()
-    ):  # JSON has one kind of number: 2e10 is a whole one
-        return int(value)
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
-        unit = _UNITS.get(match[2].upper())
-        if unit is not None:
-            return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
-    msg = f"{option} must be a whole number of bytes or a text such as '20GiB', got {value!r}"
-    raise ContractError(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +57,8 @@ class FileStoreOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", _path(self.path))
-        object.__setattr__(self, "capacity", parse_size(self.capacity, option="capacity"))
-        size = parse_size(self.segment_size, option="segment_size")
+        object.__setattr__(self, "capacity", as_bytes(self.capacity, "capacity"))
+        size = as_bytes(self.segment_size, "segment_size")
         if self.capacity < _MIN_CAPACITY:
             msg = f"capacity must be at least {_MIN_CAPACITY} B (2 MiB), got {self.capacity}"
             raise ContractError(msg)
@@ -98,14 +73,8 @@ class FileStoreOptions:
         object.__setattr__(self, "segment_size", size // _PAGE * _PAGE)
         object.__setattr__(self, "durability", _durability(self.durability))
         for name, value in (("verify", self.verify), ("self_test", self.self_test)):
-            if not isinstance(value, bool):
-                msg = f"{name} must be true or false, got {value!r}"
-                raise ContractError(msg)
-        seconds: object = self.close_seconds
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not is_number or not 0 < self.close_seconds <= _MAX_CLOSE_SECONDS:
-            msg = f"close_seconds must be a positive number of seconds, at most a day, got {seconds!r}"
-            raise ContractError(msg)
+            as_flag(value, name)
+        as_seconds(self.close_seconds, "close_seconds", at_most=_MAX_CLOSE_SECONDS)
 
     @classmethod
     def of_config(cls, config: Mapping[str, object]) -> Self:
@@ -114,16 +83,8 @@ class FileStoreOptions:
         Raises:
             ContractError: an option is unknown, missing, or has a wrong value.
         """
-        known = {item.name: item for item in fields(cls)}
-        for name in config:
-            if name not in known:
-                close = " or ".join(map(repr, nearest_names(str(name), known)))
-                hint = f"did you mean {close}?" if close else f"known are {sorted(known)}"
-                msg = f"file store: unknown option {name!r}; {hint}"
-                raise ContractError(msg)
-        if missing := [name for name in ("path", "capacity") if name not in config]:
-            msg = f"file store: option {missing[0]!r} is needed, such as path='/var/cache/kv', capacity='20GiB'"
-            raise ContractError(msg)
+        known = [item.name for item in fields(cls)]
+        check_names("file store", config, known, needed=_NEEDED)
         return cls(**config)  # type: ignore[arg-type]  # __post_init__ checks every value
 
 

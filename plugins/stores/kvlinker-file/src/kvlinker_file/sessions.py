@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +11,9 @@ from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess, room_for_sums
-from kvlinker.errors import StoreClosedError
 from kvlinker.frames import FrameHeaders, FrameStatus, decode_headers
 from kvlinker.moving import summing_mover
+from kvlinker.open_reads import OpenReads
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 from kvlinker_file.blocks import blocks_of
@@ -89,15 +88,15 @@ class FileReadSession(ReadSession):
         self._request = request
         self._rows = rows
         self._lock = threading.Lock()
-        self._reads = 0
-        self._is_closed = False
+        self._reads = OpenReads(self._let_go)
         self._parts: tuple[_Part, ...] | None = None
         self._pinned_for: DeviceAccess | None = None
         self._status = np.where(rows == ABSENT, _MISS, _OK)
 
     def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
         """See ReadSession."""
-        with self._state.using(), self._reading(plan):
+        self._request.check(plan)
+        with self._state.using(), self._reads.reading(plan.pool):
             parts = self._checked_parts()
             self._pin(memory)
             for part in parts:
@@ -111,31 +110,9 @@ class FileReadSession(ReadSession):
             rows = [self._rows[part.positions] for part in self._parts or ()]
             self._state.pin_segments(np.concatenate([_NO_ROWS, *rows]), memory)
 
-    @contextmanager
-    def _reading(self, plan: TransferPlan) -> Iterator[None]:
-        """Keep the objects pinned for the length of a read, whoever closes the session meanwhile."""
-        self._request.check(plan)
-        with self._lock:
-            if self._is_closed:
-                msg = f"pool {plan.pool!r}: this read session was closed; open another"
-                raise StoreClosedError(msg)
-            self._reads += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._reads -= 1
-                is_last = self._is_closed and not self._reads
-            if is_last:
-                self._let_go()
-
     def close(self) -> None:
         """See ReadSession."""
-        with self._lock:
-            was_open, self._is_closed = not self._is_closed, True
-            is_idle = was_open and not self._reads
-        if is_idle:
-            self._let_go()
+        self._reads.close()
 
     def _let_go(self) -> None:
         self._state.let_go(self._rows[self._rows != ABSENT])

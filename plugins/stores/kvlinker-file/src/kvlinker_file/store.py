@@ -11,7 +11,7 @@ from functools import partial
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
-from kvlinker.keys import NAMESPACE_BYTES, OBJECT_KEY_BYTES
+from kvlinker.keys import checked_key, checked_namespace
 from kvlinker.store import (
     Hold,
     ObjectKey,
@@ -166,13 +166,15 @@ class FileStore(Store):
     ) -> tuple[tuple[WriteStatus, ...], ...]:
         """See Store; nothing is written where not everything finds room."""
         for batch in batches:
-            _check_keys(batch.keys)
+            for key in batch.keys:
+                checked_key(key)
         with self._state.using():
             return write_batches(self._state, batches, memory, may_publish)
 
     def open_read(self, request: ReadRequest) -> ReadSession:
         """See Store."""
-        _check_keys(request.keys)
+        for key in request.keys:
+            checked_key(key)
         state = self._state
         with state.using():
             with state.changing():
@@ -209,9 +211,7 @@ class FileStore(Store):
             ContractError: that is no namespace.
             StoreError: see `delete`.
         """
-        if len(namespace) != NAMESPACE_BYTES:
-            msg = f"a namespace has {NAMESPACE_BYTES} bytes, got {len(namespace)}; nothing was removed"
-            raise ContractError(msg)
+        checked_namespace(namespace)
         count = 0
         with self._state.using():
             with self._state.changing():
@@ -238,10 +238,3 @@ class FileStore(Store):
         """
         self._state.close()
         self._finalizer.detach()
-
-
-def _check_keys(keys: Sequence[ObjectKey]) -> None:
-    for key in keys:
-        if len(key) != OBJECT_KEY_BYTES:
-            msg = f"an object key has {OBJECT_KEY_BYTES} bytes, got {len(key)}; build it with a KeyBuilder"
-            raise ContractError(msg)
