@@ -6,6 +6,8 @@ PYTHON ?= $(shell for name in python3 python3.11 python3.12 python3.13 python3.1
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 JOBS ?= 2
 ARGS ?=
+# A file is run by one process; tools/longest_first.py says in which order.
+PARALLEL = --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 BIN := .venv/bin
 MADE := .venv/made
@@ -30,25 +32,27 @@ SGLANG_PYPROJECTS := $(sort $(wildcard core/pyproject.toml plugins/models/*/pypr
 SGLANG_EDITABLES := $(foreach path,$(patsubst %/pyproject.toml,%,$(SGLANG_PYPROJECTS)),--editable '$(path:core=core[testing])')
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test coverage test-engines lint types bench bench-sglang support-matrix soak wheels release clean
+.PHONY: help env env-engines demo test coverage test-engines lint types bench bench-sglang support-matrix soak wheels release clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 env: $(MADE)/test $(MADE)/demo ## Set up .venv for everything below
 
+env-engines: $(SGLANG_MADE)/sglang ## Set up .venv-sglang for the tests and benchmarks with a real SGLang
+
 demo: $(MADE)/distributions $(MADE)/demo ## Move the KV of real models between processes, and show it
 	$(BIN)/kvlinker demo
 
 test: lint types ## Lint, check types, run all tests
-	$(PYTEST) --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	$(PYTEST) $(PARALLEL) $(ARGS)
 
 coverage: $(MADE)/test ## Run the tests again, in twice the time, and say which branches of core none of them takes
-	$(PYTEST) --numprocesses $(JOBS) --dist loadfile --cov --cov-report term $(ARGS)
+	$(PYTEST) $(PARALLEL) --cov --cov-report term $(ARGS)
 
 test-engines: $(SGLANG_MADE)/sglang ## Test the linker in real SGLang servers, on the CPU
 	$(SGLANG_BIN)/python -m pytest $(SGLANG)/engine_tests --override-ini faulthandler_timeout=900 \
-		--numprocesses $(JOBS) --dist loadfile $(ARGS)
+		$(PARALLEL) $(ARGS)
 
 lint: $(MADE)/test ## Check rules and format
 	$(BIN)/ruff check

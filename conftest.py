@@ -11,8 +11,8 @@ from sybil import Sybil
 from sybil.parsers.doctest import DocTestParser
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
-# Tests that run pytest elsewhere do not have the tools of this folder in their path, and mark no tests.
-pytest_plugins = ["support_records"] if find_spec("support_records") else []
+# Tests that run pytest elsewhere do not have the tools of this folder in their path, and need none of them.
+pytest_plugins = ["support_records", "longest_first"] if find_spec("support_records") else []
 
 settings.register_profile("kvlinker", deadline=None, print_blob=True)
 settings.register_profile("soak", settings.get_profile("kvlinker"), max_examples=5000)
