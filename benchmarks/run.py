@@ -24,6 +24,8 @@ from pathlib import Path
 from measuring import Row, duration, missing_peer
 from parts import has_part, replace, with_part
 
+from kvlinker.moving import current_mover
+
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 DOCUMENT = ROOT / "docs" / "performance.md"
@@ -181,11 +183,14 @@ def measure(
         document: gets the part of each script as soon as that is done; None to write nothing.
     """
     for script in scripts:
-        busy = f"Load average of the machine before it: {os.getloadavg()[0]:.1f}."
+        about = [
+            f"Load average of the machine before it: {os.getloadavg()[0]:.1f}.",
+            f"Copies of host memory: {current_mover() or 'by Python, on one core'}.",
+        ]
         start = time.perf_counter()
         outcome = run(script, options)
         seconds = time.perf_counter() - start
-        measured = report(outcome.rows, seconds, command=script.name, remarks=[busy])
+        measured = report(outcome.rows, seconds, command=script.name, remarks=about)
         print(measured, flush=True)
         if document is not None:
             write(document, outcome, measured)
