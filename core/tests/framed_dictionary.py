@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 
+import numpy as np
+
 from kvlinker.device import DeviceAccess
 from kvlinker.framed_looks import FramedState
 from kvlinker.framed_reads import FramedReadSession
@@ -15,6 +17,7 @@ from kvlinker.named_values import (
     Fetched,
     NamedValues,
     Range,
+    RowViews,
     digits_of_key,
     digits_of_namespace,
 )
@@ -44,10 +47,22 @@ def _wipe(views: Sequence[memoryview]) -> None:
         view[:] = bytes(len(view))
 
 
+def _in_rows(views: Sequence[memoryview]) -> RowViews | None:
+    """Return views as rows with something between them, where they are equally long."""
+    sizes = {len(view) for view in views}
+    if len(sizes) != 1:
+        return None
+    size = sizes.pop()
+    block = np.full((len(views), size + 7), 0xA5, dtype=np.uint8)
+    for row, view in zip(block, views, strict=True):
+        row[3 : 3 + size] = view
+    return RowViews(block[:, 3 : 3 + size])
+
+
 class DictionaryValues(NamedValues):
     """Values in a dictionary, a few at a time and backwards; every answer is noted as (key, first byte, bytes).
 
-    What was yielded is gone when the next is asked for.
+    Every other range comes in rows. What was yielded is gone when the next is asked for.
     """
 
     def __init__(self, *, answer_bytes: int = 1 << 20) -> None:
@@ -91,8 +106,12 @@ class DictionaryValues(NamedValues):
                 for first in range(0, len(keys), 4):
                     numbers = range(first, min(first + 4, len(keys)))[::-1]
                     views = [self._range(keys[at], start, size) for at in numbers]
-                    yield Fetched(range=number, numbers=numbers, views=views)
-                    _wipe([view for view in views if view is not None])
+                    some = [view for view in views if view is not None]
+                    rows = _in_rows(some) if number % 2 and len(some) == len(numbers) else None
+                    yield Fetched(range=number, numbers=numbers, views=rows or views)
+                    _wipe(some)
+                    if rows is not None:
+                        rows.rows[:] = 0
         finally:
             self.open_fetches -= 1
 

@@ -18,6 +18,7 @@ from kvlinker.framed_objects import (
     cut_plan,
     frame_pages,
     sort_values,
+    which_rows_are_right,
 )
 from kvlinker.frames import FrameLayout
 from kvlinker.moving import using_mover
@@ -171,6 +172,24 @@ def test_t1_a_changed_byte_and_a_wrong_length_are_noticed(pool: Pool, found: Fou
     ]
 
     assert right == [True, False, False, False, False]
+
+
+def test_t1_rows_are_told_right_from_wrong_wherever_they_lie(
+    pool: Pool, found: FoundObjects
+) -> None:
+    (piece,) = cut_plan(found.headers, 0, pool.plan, 1 << 20)
+    block = np.full((len(KEYS), piece.size + 5), 0xA5, dtype=np.uint8)
+    rows = block[:, 2 : 2 + piece.size]
+    rows[:] = pool.memory.transpose(1, 0, 2).reshape(len(KEYS), piece.size)
+    rows[2, 70] ^= 1
+    chosen = np.array([3, 2, 1])
+
+    is_right = [
+        which_rows_are_right(found.headers, chosen, piece, some, checksum=checksum).tolist()
+        for some in (rows[[3, 2, 1]], rows[:0:-1], rows[:0:-1, :-1])
+    ]
+
+    assert is_right == [[True, False, True], [True, False, True], [False, False, False]]
 
 
 def test_objects_with_different_tables_are_told_apart(pool: Pool) -> None:

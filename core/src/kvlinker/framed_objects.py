@@ -27,7 +27,7 @@ from kvlinker.frames import (
     read_header_bytes,
     read_range_counts,
 )
-from kvlinker.moving import range_sums
+from kvlinker.moving import range_sums, summing_mover
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.store import ObjectKey, WriteBatch
@@ -42,6 +42,7 @@ __all__ = [
     "frame_pages",
     "sort_values",
     "which_are_right",
+    "which_rows_are_right",
 ]
 
 
@@ -326,6 +327,28 @@ def which_are_right(
     found = range_sums(checksum, whole, starts, headers.sizes[first, frames])
     is_right[is_right] = (found == headers.checksums[numbers[is_right], frames]).all(axis=1)
     return is_right
+
+
+def which_rows_are_right(
+    headers: FrameHeaders,
+    numbers: IndexArray,
+    piece: Piece,
+    rows: NDArray[np.uint8],
+    *,
+    checksum: Checksum,
+) -> NDArray[np.bool_]:
+    """Tell the same as `which_are_right` of rows, [objects, bytes], with nothing done for each of them."""
+    mover = summing_mover(checksum)
+    if mover is None or rows.shape[1] != piece.size:
+        views = [row.data for row in rows]
+        return which_are_right(headers, numbers, piece, views, checksum=checksum)
+    first, frames = int(numbers[0]), piece.frames
+    begun = int(rows.__array_interface__["data"][0]) + rows.strides[0] * np.arange(len(rows))
+    starts = headers.offsets[first, frames] - piece.start
+    addresses = (begun[:, np.newaxis] + starts).reshape(-1)
+    found = mover.sums(addresses, np.tile(headers.sizes[first, frames], len(rows)))
+    is_right = found.reshape(len(rows), -1) == headers.checksums[numbers, frames]
+    return np.asarray(is_right.all(axis=1), dtype=np.bool_)
 
 
 def frame_pages(

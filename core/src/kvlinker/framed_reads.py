@@ -24,11 +24,12 @@ from kvlinker.framed_objects import (
     WantedObjects,
     cut_plan,
     which_are_right,
+    which_rows_are_right,
 )
 from kvlinker.framed_runs import FramedRun, following
 from kvlinker.frames import header_bytes
 from kvlinker.host_blocks import HostBlocks
-from kvlinker.named_values import Beginning, NamedValues, Range
+from kvlinker.named_values import Beginning, NamedValues, Range, RowViews
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.store import ObjectKey, ReadRequest, ReadSession, ReadStatus
@@ -241,8 +242,17 @@ class FramedReadSession(ReadSession):
             numbers = numbers[is_good]
         if not len(numbers):
             return
-        is_right = which_are_right(part.headers, numbers, piece, views, checksum=checksum)
         positions = part.positions[numbers]
+        if isinstance(views, RowViews):
+            is_right = which_rows_are_right(
+                part.headers, numbers, piece, views.rows, checksum=checksum
+            )
+            if is_right.all():
+                rows = views.rows
+                _copy_rows(piece, positions, rows[0], rows.strides[0], memory)
+                return
+        else:
+            is_right = which_are_right(part.headers, numbers, piece, views, checksum=checksum)
         if is_right.all():
             self._copy_in(piece, positions, views, memory)
             return

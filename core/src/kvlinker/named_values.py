@@ -9,7 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvlinker.keys import checked_key, checked_namespace
 from kvlinker.store import ObjectKey
@@ -19,6 +22,7 @@ __all__ = [
     "Fetched",
     "NamedValues",
     "Range",
+    "RowViews",
     "digits_of_key",
     "digits_of_namespace",
     "parts_of",
@@ -62,6 +66,26 @@ class Beginning:
     """Bytes of the whole value."""
 
 
+class RowViews(Sequence[memoryview | None]):
+    """Views of equally long bytes, one behind the other at equal distances, so that all can be used at once."""
+
+    def __init__(self, rows: NDArray[np.uint8]) -> None:
+        """Take the bytes: [views, bytes], dense in a row."""
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, at: int) -> memoryview | None: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[memoryview | None]: ...
+
+    def __getitem__(self, at: int | slice) -> memoryview | Sequence[memoryview | None] | None:
+        return RowViews(self.rows[at]) if isinstance(at, slice) else self.rows[at].data
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fetched:
     """The same range of some values."""
@@ -71,7 +95,10 @@ class Fetched:
     numbers: Sequence[int]
     """Which of the keys these are."""
     views: Sequence[memoryview | None]
-    """[numbers] the bytes, of whatever length they have; None where there is no value, or one that ends before."""
+    """[numbers] the bytes, of whatever length they have; None where there is no value, or one that ends before.
+
+    Where they are RowViews, nothing is done for each of them.
+    """
 
 
 class NamedValues(ABC):

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Sequence
 from itertools import chain, starmap
 
 from kvlinker.host_blocks import HostBlocks
-from kvlinker.named_values import Beginning, Fetched, NamedValues, Range, parts_of
+from kvlinker.named_values import Beginning, Fetched, NamedValues, Range, RowViews, parts_of
 from kvlinker.store import ObjectKey
 from kvlinker_redis.lanes import RedisLane
 from kvlinker_redis.names import Names
@@ -91,9 +91,7 @@ class RedisValues(NamedValues):
                 questions.append(question)
         replies = self._lane.ask(questions, self._blocks)
         for (number, part), some in zip(parts, replies, strict=True):
-            views = [
-                reply if reply and isinstance(reply, memoryview) else _view(reply) for reply in some
-            ]
+            views = some if isinstance(some, RowViews) else [_view(reply) for reply in some]
             yield Fetched(range=number, numbers=range(part.start, part.stop), views=views)
 
     def remove(self, keys: Sequence[ObjectKey]) -> None:

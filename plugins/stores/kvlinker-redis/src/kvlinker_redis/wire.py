@@ -15,6 +15,8 @@ from typing import NoReturn, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvlinker.named_values import RowViews
+
 __all__ = [
     "Command",
     "Reply",
@@ -115,12 +117,13 @@ class ReplyStream:
         self._clock = clock
         self._left_of_step = 0
         self._step_ends = math.inf
+        self._block = block
         self._view = block.data
         self._filled = 0
         self._at = 0
 
-    def take(self, count: int, size: int) -> list[Reply]:
-        """Return the next replies, which overwrite the ones before.
+    def take(self, count: int, size: int) -> Sequence[Reply]:
+        """Return the next replies, which overwrite the ones before; as RowViews where all are values of that size.
 
         Args:
             count: how many; the block has room for them.
@@ -137,7 +140,38 @@ class ReplyStream:
         if not size:
             return self._numbers(count)
         usual = b"$%d\r\n" % size
+        rows = self._rows(count, size, usual)
+        if rows is not None:
+            return RowViews(rows)
         return [self._reply(usual, size) for _ in range(count)]
+
+    def _rows(self, count: int, size: int, usual: bytes) -> NDArray[np.uint8] | None:
+        """Return replies that are all as usual, as [count, size]; None, and nothing is taken, if one is not.
+
+        They begin where the block does.
+        """
+        step = len(usual) + size + len(_END)
+        if count * step > len(self._block):
+            return None  # there are numbers among them
+        rows = self._block[: count * step].reshape(count, step)
+        checked = 0
+        while True:
+            begun = min(
+                count, (self._filled + size + len(_END)) // step
+            )  # their first lines are there
+            if (rows[checked:begun, : len(usual)] != np.frombuffer(usual, dtype=np.uint8)).any():
+                return None
+            checked = begun
+            if self._filled >= count * step:
+                break
+            # What is not usual may be shorter, and nothing else come behind it.
+            if not usual.startswith(bytes(self._view[begun * step : self._filled][: len(usual)])):
+                return None
+            self._receive()
+        if (rows[:, size + len(usual) :] != np.frombuffer(_END, dtype=np.uint8)).any():
+            _give_up(f"a value that is not {size} B long")
+        self._at = count * step
+        return rows[:, len(usual) : len(usual) + size]
 
     def _numbers(self, count: int) -> list[Reply]:
         """Return replies that are numbers, as many at once as have come: one by one they take ten times as long."""
