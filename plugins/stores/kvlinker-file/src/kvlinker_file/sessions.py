@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess, room_for_sums
 from kvlinker.frames import FrameHeaders, FrameStatus, decode_headers
-from kvlinker.moving import summing_mover
 from kvlinker.open_reads import OpenReads
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
@@ -178,8 +177,7 @@ class FileReadSession(ReadSession):
         """Return which range each span is where objects are checked as they are copied; None where before that."""
         is_told = memory.tells_copied or memory.makes_sums
         is_able = self._state.options.verify and is_told and plan.pages.contiguous
-        is_worth_it = len(numbers) >= _FEW_OBJECTS or summing_mover(checksum) is not None
-        if not is_able or not is_worth_it or not part.headers.is_uniform:
+        if not is_able or len(numbers) < _FEW_OBJECTS or not part.headers.is_uniform:
             return None
         return ranges_of(plan, part.headers, int(numbers[0]))
 
