@@ -46,7 +46,10 @@ class PeerProcess:
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "the server ended at once"
+        if not line:
+            self._end()
+            message = "the server ended at once"
+            raise AssertionError(message)
         self.port = int(line.rpartition(":")[2])
 
     def empty(self) -> None:
