@@ -1,4 +1,4 @@
-"""A framed read session fetches whole objects into host memory, and compares every checksum before a byte is copied."""
+"""A framed read session fetches whole objects into host memory, and compares every checksum of what it copies."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlinker.device import DeviceAccess
+from kvlinker.description import IndexArray
+from kvlinker.device import DeviceAccess, room_for_sums
 from kvlinker.framed_objects import (
     FoundObjects,
+    Piece,
     WantedObjects,
-    are_ranges_right,
     cut_plan,
     sort_values,
+    which_rows_are_right,
 )
 from kvlinker.frames import PREFIX_BYTES, header_bytes, read_range_count
 from kvlinker.plans import TransferPlan
@@ -122,27 +124,45 @@ class StagedReadSession(MooncakeReadSession):
         plan: TransferPlan,
         memory: DeviceAccess,
     ) -> None:
-        header = part.header_bytes
-        right: list[int] = []
-        wrong: list[int] = []
-        for number, row in enumerate(part.positions.tolist()):
-            payload = rows[row, header:].data
-            is_right = all(
-                are_ranges_right(
-                    part.headers,
-                    number,
-                    piece,
-                    payload[piece.start : piece.start + piece.size],
-                    checksum=checksum,
-                )
-                for piece in cut_plan(part.headers, number, plan, len(payload))
-            )
-            (right if is_right else wrong).append(row)
-        self._drop([int(positions[row]) for row in wrong])
-        if right:
-            slots = np.array(right, dtype=np.int64)
-            chosen = plan.select(positions[slots])
-            memory.copy_in(chosen, host_objects(rows, slots, header_bytes=header))
+        for numbers in part.alike():
+            for piece in cut_plan(part.headers, int(numbers[0]), plan, plan.object_bytes):
+                chosen = piece.plan.select(positions[part.positions[numbers]])
+                is_right = self._copy_piece(part, numbers, piece, rows, chosen, memory)
+                if not is_right.all():
+                    wrong = part.positions[numbers[~is_right]]
+                    self._drop(positions[wrong].tolist())
+
+    @staticmethod
+    def _copy_piece(
+        part: FoundObjects,
+        numbers: IndexArray,
+        piece: Piece,
+        rows: NDArray[np.uint8],
+        plan: TransferPlan,
+        memory: DeviceAccess,
+    ) -> NDArray[np.bool_]:
+        """Copy what lies in a piece of some objects, and return which of them are right: [objects].
+
+        Where a copy makes checksums, the bytes are looked at once, and what is wrong has been copied, and is told;
+        otherwise it is not copied.
+        """
+        slots, header = part.positions[numbers], part.header_bytes
+        ranges = _ranges_of(part, int(numbers[0]), piece.plan)
+        sums = None if ranges is None else room_for_sums(plan, memory, checksum)
+        if sums is not None:
+            memory.copy_in(plan, host_objects(rows, slots, header_bytes=header, sums=sums))
+            expected = part.headers.checksums[numbers[:, None], ranges]
+            return np.asarray((expected == sums.T).all(axis=1), dtype=np.bool_)
+        begin = header + piece.start
+        held = rows if len(slots) == len(rows) else rows[slots]
+        is_right = which_rows_are_right(
+            part.headers, numbers, piece, held[:, begin : begin + piece.size], checksum=checksum
+        )
+        if is_right.any():
+            right = np.flatnonzero(is_right)
+            objects = host_objects(rows, slots[right], header_bytes=header)
+            memory.copy_in(plan if is_right.all() else plan.select(right), objects)
+        return is_right
 
     def _drop(self, positions: Sequence[int]) -> None:
         """Remove objects that are not what was written, and say so; those that went meanwhile are misses."""
@@ -157,6 +177,14 @@ class StagedReadSession(MooncakeReadSession):
         self._state.count("corrupt", len(wrong))
         self._state.count("vanished", len(positions) - len(wrong))
         self._state.removals.remove([self._names[at] for at in wrong], wait=False)
+
+
+def _ranges_of(part: FoundObjects, number: int, plan: TransferPlan) -> IndexArray | None:
+    """Return which range of an object each span of a plan is, [spans]; None where one is a part of several."""
+    offsets, sizes = part.headers.offsets[number], part.headers.sizes[number]
+    found = np.minimum(np.searchsorted(offsets, plan.spans.offset), len(offsets) - 1)
+    is_same = (offsets[found] == plan.spans.offset) & (sizes[found] == plan.range_bytes)
+    return found if is_same.all() else None
 
 
 def _header_of(row: NDArray[np.uint8]) -> bytes:

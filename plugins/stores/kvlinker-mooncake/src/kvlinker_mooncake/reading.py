@@ -263,7 +263,11 @@ class DirectReadSession(MooncakeReadSession):
 
 
 def host_objects(
-    rows: NDArray[np.uint8], slots: NDArray[np.int64], *, header_bytes: int = 0
+    rows: NDArray[np.uint8],
+    slots: NDArray[np.int64],
+    *,
+    header_bytes: int = 0,
+    sums: NDArray[np.uint64] | None = None,
 ) -> HostObjects:
     """Return objects that lie in rows of host memory, each behind a header; keep the rows while they are used."""
     span = BufferSpan(
@@ -274,7 +278,7 @@ def host_objects(
         label="values",
         region=MemoryRegion(base_ptr=rows.ctypes.data, size_bytes=rows.nbytes, owner=rows),
     )
-    return HostObjects(span=span, slots=slots, first_offset=-header_bytes)
+    return HostObjects(span=span, slots=slots, first_offset=-header_bytes, sums=sums)
 
 
 def _is_whole(plan: TransferPlan) -> bool:
