@@ -117,13 +117,14 @@ def test_none_is_a_choice(tmp_path: Path) -> None:
     assert printed(tmp_path, "none") == ("NoneType True", "")
 
 
+@pytest.mark.parametrize("allowed", ["file", ""])
 @pytest.mark.parametrize(("wanted", "found"), [(None, "NoneType"), ("good", "PythonMover")])
-def test_s6_where_plugins_are_allowed_by_name_a_mover_is_imported_only_by_its_own(
-    tmp_path: Path, wanted: str | None, found: str
+def test_s6_where_plugins_are_allowed_by_name_or_none_is_a_mover_is_imported_only_by_its_own(
+    tmp_path: Path, wanted: str | None, found: str, allowed: str
 ) -> None:
     distribution(tmp_path, "good", GOOD)
 
-    assert printed(tmp_path, wanted, KVLINKER_PLUGINS="file") == (f"{found} True", "")
+    assert printed(tmp_path, wanted, KVLINKER_PLUGINS=allowed) == (f"{found} True", "")
 
 
 def test_a_block_chooses_a_mover_and_gives_the_former_back() -> None:

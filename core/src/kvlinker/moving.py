@@ -98,7 +98,7 @@ def current_mover() -> Mover | None:
 @cache
 def _installed_mover() -> Mover | None:
     wanted = os.environ.get(MOVER_VARIABLE)
-    if wanted == _NONE or (not wanted and os.environ.get(ALLOW_VARIABLE)):
+    if wanted == _NONE or (not wanted and ALLOW_VARIABLE in os.environ):
         return None  # who lists what may be imported has to name a mover too
     found = {entry.name: entry.value for entry in entry_points(group=MOVER_GROUP)}
     for name in [wanted] if wanted else sorted(found):
