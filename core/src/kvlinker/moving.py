@@ -33,7 +33,7 @@ __all__ = [
 
 MOVER_GROUP = "kvlinker.movers"
 MOVER_VARIABLE = "KVLINKER_MOVER"
-"""Name of the mover to use, or `none`; by default the first one that works, and none where plugins are allowed by name."""
+"""Name of the mover to use, or `none`; by default the first that works, and none where plugins are allowed by name."""
 _NONE = "none"
 _TRIED_SIZES = (0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1024, 1025, 8192, 70_001)
 """Sizes of every branch that checksums of 64 bits are known to have."""
