@@ -14,6 +14,7 @@ from wide_pages import WidePages
 
 from kvlinker.device import HostAccess
 from kvlinker.errors import RegistrationError, UnsupportedOperationError
+from kvlinker.moving import Mover, current_mover, using_mover
 from kvlinker.spans import MemoryRegion
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.stores.encrypted import EncryptedStore
@@ -103,6 +104,24 @@ def test_b84_a_region_that_a_real_client_refuses_takes_the_others_with_it(
 
     store.register([first, second])
     store.unregister()
+
+
+@pytest.mark.parametrize("mover", [None, current_mover()], ids=str)
+def test_t1_a_changed_byte_is_told_whoever_copies_and_makes_the_checksums(
+    cluster: MooncakeCluster, open_quickly: OpenStore, prefix: str, mover: Mover | None
+) -> None:
+    wide, keys = WidePages(ranges=16, pages=4, row_bytes=4096), object_keys(4)
+    store = open_quickly(staged=True)
+    with using_mover(mover):
+        store.write([wide.batch(keys)], HostAccess(), may_publish=allow)
+        cluster.alter(Names(prefix).of_object(keys[2]), wide.array[0, 2].tobytes())
+
+        with store.open_read(wide.request(keys)) as session:
+            statuses = session.read(wide.target, HostAccess())
+
+    assert statuses == (OK, OK, CORRUPT, OK)
+    assert wide.landed >= {0, 1, 3}
+    assert store.exists(keys) == (True, True, False, True)
 
 
 def test_a_session_that_outlasts_its_lease_goes_on_or_misses_what_is_gone(
