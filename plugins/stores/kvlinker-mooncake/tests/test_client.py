@@ -159,17 +159,27 @@ def test_b88_an_object_whose_ranges_are_refused_is_read_whole(name: str, codes: 
     assert shelf.read(keys, layer=1) == (OK, OK)
 
 
-def test_b88_a_read_whose_lease_is_over_is_tried_once_more() -> None:
+@pytest.mark.parametrize("layer", [None, 1], ids=["whole", "layer"])
+def test_b88_a_read_whose_lease_is_over_is_tried_a_few_times_more(layer: int | None) -> None:
     fake = FakeClient()
     shelf, keys = Shelf(open_fake(fake)), object_keys(2)
     shelf.stock(keys)
     over = [int(Code.LEASE_OVER)] * 2
-    once = iter([over])
-    fake.before = lambda name: next(once, None) if name == WHOLE else None
+    name = WHOLE if layer is None else RANGES
+    thrice = iter([over] * 3)
+    fake.before = lambda call: next(thrice, None) if call == name else None
 
-    assert shelf.read(keys) == (OK, OK)
-    fake.before = answers(**{WHOLE: over})
-    assert shelf.read(keys) == (FAILED, FAILED)
+    assert shelf.read(keys, layer=layer) == (OK, OK)
+
+    def come(call: str) -> list[int] | None:
+        return (
+            over[: 1 if layer is not None and call == WHOLE else 2]
+            if call in {WHOLE, RANGES}
+            else None
+        )
+
+    fake.before = come
+    assert shelf.read(keys, layer=layer) == (FAILED, FAILED)
 
 
 @pytest.mark.parametrize("layer", [None, 1], ids=["whole", "layer"])

@@ -29,6 +29,8 @@ from kvlinker_mooncake.state import StoreState
 
 __all__ = ["DirectReadSession", "MooncakeReadSession", "host_objects"]
 
+_TRIES = 4
+"""How often bytes are asked for whose lease was over before they were there: a machine may be busy."""
 _MAX_KEPT = 256 << 20
 """Bytes of whole objects that a session keeps in host memory, whose layers cannot be read alone."""
 
@@ -158,8 +160,10 @@ class DirectReadSession(MooncakeReadSession):
     # ---- whole ----------------------------------------------------------------------------------
 
     def _read_whole(self, plan: TransferPlan, until: float) -> None:
-        again = self._try_whole(plan, self._good, until)
-        for at in self._try_whole(plan, again, until):
+        late = self._good
+        for _ in range(_TRIES):
+            late = self._try_whole(plan, late, until)
+        for at in late:
             self._settle(at, Code.LEASE_OVER)
 
     def _try_whole(self, plan: TransferPlan, positions: Sequence[int], until: float) -> list[int]:
@@ -195,13 +199,16 @@ class DirectReadSession(MooncakeReadSession):
             known = self._started | self._whole_only
             self._start([at for at in self._good if at not in known])
         again = self._try_ranges(plan, self._ranged_ones(), until)
-        if again:
+        for _ in range(1, _TRIES):
+            if not again:
+                break
             # The lease is over, or another reader of the same objects has ended the client's session.
             with self._lock:
                 self._look(again)
                 self._start([at for at in again if self._statuses[at] is ReadStatus.OK])
             left = set(again).intersection(self._ranged_ones())
-            self._whole_only.update(self._try_ranges(plan, sorted(left), until))
+            again = self._try_ranges(plan, sorted(left), until)
+        self._whole_only.update(again)
         for at in sorted(self._whole_only.intersection(self._good)):
             self._read_through_host(plan, at, memory, until)
 
@@ -243,7 +250,10 @@ class DirectReadSession(MooncakeReadSession):
         with self._state.blocks.block(size) as block:
             part = CallPart(owner=block)
             part.add(position, self._names[position], ([block.ctypes.data], [size], [0]))
-            (code,) = self._state.client.get_whole(part, into_pools=False)
+            code = int(Code.LEASE_OVER)
+            for _ in range(_TRIES):
+                if code == Code.LEASE_OVER:
+                    (code,) = self._state.client.get_whole(part, into_pools=False)
             if code != size:
                 return None
             self._state.count("read_whole")
