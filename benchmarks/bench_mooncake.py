@@ -58,7 +58,10 @@ WHY_STAGED = (
     "Pages go through host memory and get a header and checksums: each byte is copied and read once more than the "
     "client does."
 )
-WHY_LOOKUP = "Both ask the master once; the store makes names of its own from keys, and looks at what is hidden."
+WHY_LOOKUP = (
+    "Both ask the master once; the store makes its names from keys, and asks on another thread, so that a deadline "
+    "holds whatever the client does."
+)
 SEGMENT = """
 import sys
 from mooncake.store import MooncakeDistributedStore
