@@ -37,6 +37,11 @@ MOST_ROUNDS = 5
 """Each shape has six actions and each action four measurements: a few rounds tell as much, and end."""
 MOST_MOVED = 48 * MIB
 """Bytes of one measurement at most: larger than the caches of a core, and small enough for many of them."""
+WHY_MISSED = (
+    "The library leaves what it read in one block, or wherever it likes, and looks at none of it; the store brings "
+    "every range to a place of its own and makes its checksum. What the places alone cost stands in the rows of the "
+    "same pages."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +191,7 @@ class Contest:
     looked_up: int = 4096
     where: str = ""
     """What the rows begin with."""
-    why_missed: str = ""
+    why_missed: str = WHY_MISSED
     """What is known of targets that are missed where bytes are moved."""
     why_lookup: str = ""
     """What is known of a target that a lookup misses."""
