@@ -24,6 +24,7 @@ __all__ = [
     "in_turn",
     "missing_peer",
     "run_script",
+    "shown",
     "size",
     "timed",
 ]

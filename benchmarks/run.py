@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from measuring import Row, duration, missing_peer
+from measuring import Row, duration, missing_peer, shown
 from parts import has_part, replace, with_part
 
 from kvlinker.moving import current_mover
@@ -50,6 +51,8 @@ SCRIPT_SECONDS = 480.0
 """How long a script may take: none that is sound needs as much, and no table waits for one that hangs."""
 LIBRARY_LOG = re.compile(r"[IWE]\d{4} |WARNING: Logging before InitGoogleLogging")
 """Lines that Mooncake's library writes about each object, and behind the error that ended a script."""
+MANY_ROWS = 12
+"""A table as long as this begins with what its rows are like."""
 GIB = 1 << 30
 
 
@@ -132,6 +135,9 @@ def tables(rows: Iterable[Row]) -> Iterator[str]:
         found = list(group)
         yield f"### {topic}"
         yield ""
+        if len(found) >= MANY_ROWS and (medians := _medians(found)):
+            yield f"The middle one of all rows' ratios: {medians}."
+            yield ""
         yield _line(HEADER)
         yield _line("---" for _ in HEADER)
         yield from (_line(row.cells()) for row in found)
@@ -139,6 +145,19 @@ def tables(rows: Iterable[Row]) -> Iterator[str]:
         for reason, missed in _misses(found).items():
             yield f"Missed {missed} times, at worst by a factor of {_worst(found, reason):.1f}. {reason}"
             yield ""
+
+
+def _medians(rows: Iterable[Row]) -> str:
+    """Return the median ratio against each peer or limit that has more than one row, in words."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        if row.ratio is not None:
+            ratios.setdefault(row.against, []).append(row.ratio.median)
+    return ", ".join(
+        f"{shown(statistics.median(found))} against {against}"
+        for against, found in ratios.items()
+        if len(found) > 1
+    )
 
 
 def _misses(rows: Iterable[Row]) -> dict[str, int]:

@@ -81,6 +81,16 @@ def test_a_table_says_what_was_missed_and_why() -> None:
     assert lines[9] == "Missed 2 times, at worst by a factor of 4.0. Disks are slow."
 
 
+def test_a_long_table_begins_with_the_middle_of_its_ratios() -> None:
+    rows = [row(ratio=ratio, target=None) for ratio in (0.25, 8.0, *[0.5] * (run.MANY_ROWS - 2))]
+    rows.append(missing_peer("Copies", "ours", "other", "no wheel"))
+
+    lines = list(run.tables(rows))
+
+    assert lines[2] == "The middle one of all rows' ratios: 0.50 against memcpy."
+    assert not any("middle" in line for line in run.tables(rows[:3]))
+
+
 def test_a_measurement_replaces_the_last_one_and_nothing_else() -> None:
     document = f"before\n{parts.BEGIN}\nold\n{parts.END}\nafter\n"
 
