@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TypeVar
 
 from kvlinker.host_blocks import HostBlocks
-from kvlinker.named_values import Beginning, Fetched, Range, parts_of
+from kvlinker.named_values import Beginning, Fetched, Range, RowViews, parts_of
 from kvlinker.store import ObjectKey
 from kvlinker_s3.directory import Directory
 from kvlinker_s3.lanes import Asked, Lane
@@ -98,9 +98,9 @@ class DirectoryValues(ObjectValues):
         answers = self._lane.stream(asked, ahead_bytes=self._ahead(longest))
         for (group, part, room), some in zip(parts, answers, strict=True):
             found = list(chain.from_iterable(some))
-            for at in range(group.start, group.stop):
-                views = [None if one is None else one[at - group.start] for one in found]
-                yield Fetched(range=at, numbers=range(part.start, part.stop), views=views)
+            numbers = range(part.start, part.stop)
+            for at, views in enumerate(_views(found, everything[group], room), start=group.start):
+                yield Fetched(range=at, numbers=numbers, views=views)
             room.give_back()
 
     def _room(self, part: slice, size: int) -> Room:
@@ -164,3 +164,17 @@ class DirectoryValues(ObjectValues):
             above = self._shared([self._directory.folders_in(one) for one in above])
         for part in parts_of(len(above), _FOLDERS):
             yield above[part]
+
+
+def _views(
+    found: Sequence[list[memoryview] | None], ranges: Sequence[Range], room: Room
+) -> Iterator[Sequence[memoryview | None]]:
+    """Yield each range of all objects of a room: as rows, where none of the objects is missing."""
+    is_whole = None not in found
+    start = 0
+    for at, (_, size) in enumerate(ranges):
+        if is_whole:
+            yield RowViews(room.rows(start, size))
+        else:
+            yield [None if one is None else one[at] for one in found]
+        start += size

@@ -50,6 +50,12 @@ class Room:
             start += self._count * size
         return places
 
+    def rows(self, start: int, size: int) -> NDArray[np.uint8]:
+        """Return the range of all objects that so many bytes of ranges come before: [objects, bytes]."""
+        first = self._count * start
+        block = np.frombuffer(self.view, dtype=np.uint8)
+        return block[first : first + self._count * size].reshape(self._count, size)
+
     def give_back(self) -> None:
         """Let others have the memory; nobody may be reading into it, or look at it, any more."""
         with self._lock:
