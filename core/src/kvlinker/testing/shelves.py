@@ -5,7 +5,7 @@ Every read is checked: pages that are reported as right must be, and no other by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvlinker.device import DeviceAccess
 from kvlinker.entries import DevicePoolEntry
@@ -27,7 +27,7 @@ from kvlinker.testing.pools import FakePools
 from kvlinker.testing.strategies import MadeUpMemory
 from kvlinker.testing.verdicts import fail
 
-__all__ = ["LAYERS", "Shelf", "allow", "made_up_batch", "object_keys"]
+__all__ = ["LAYERS", "Shelf", "allow", "made_up_batch", "object_keys", "shelves_of"]
 
 LAYERS = 4
 """Layers of a shelf's pool; a page is one range of K and one of V in each."""
@@ -256,6 +256,17 @@ class Shelf:
                 f"a read that answered {[status.value for status in statuses]} left wrong bytes in {wrong}: objects "
                 f"that are OK must be whole and right, and no byte outside of their pages may change"
             )
+
+
+def shelves_of(store: Store, sizes: Iterable[int]) -> Iterator[Shelf]:
+    """Yield a shelf for each number of bytes a page, beside those before it.
+
+    One after the other, so that a store that registers memory knows all of it.
+    """
+    shelf: Shelf | None = None
+    for size in sizes:
+        shelf = Shelf(store, page_bytes=size) if shelf is None else shelf.beside(page_bytes=size)
+        yield shelf
 
 
 def _worst(statuses: Sequence[ReadStatus]) -> ReadStatus:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from kvlinker.errors import StoreError
 from kvlinker.store import ReadStatus, Store
-from kvlinker.testing.shelves import Shelf
+from kvlinker.testing.shelves import shelves_of
 from kvlinker.testing.soak import SoakPlan, SoakReport
 from kvlinker.testing.soak_keys import Family, SoakKeys
 from kvlinker.testing.verdicts import fail
@@ -74,9 +74,7 @@ def _opened(open_store: Callable[[], Store]) -> Store:
 
 def _right_ones(store: Store, keys: SoakKeys, plan: SoakPlan) -> Iterator[int]:
     """Yield how many objects are there, some at a time; the shelf compares every byte."""
-    shelf: Shelf | None = None
-    for kind, size in enumerate(plan.page_bytes):
-        shelf = Shelf(store, page_bytes=size) if shelf is None else shelf.beside(page_bytes=size)
+    for kind, shelf in enumerate(shelves_of(store, plan.page_bytes)):
         for family in (Family.STABLE, Family.VOLATILE):
             known = keys.shared(family, kind)
             for start in range(0, len(known), _READ_AT_ONCE):

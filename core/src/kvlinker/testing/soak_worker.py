@@ -23,7 +23,7 @@ from typing import Protocol
 
 from kvlinker.errors import KVLinkerError, StoreError
 from kvlinker.store import Store
-from kvlinker.testing.shelves import Shelf
+from kvlinker.testing.shelves import shelves_of
 from kvlinker.testing.soak_keys import SoakKeys
 from kvlinker.testing.soak_plants import Plant, plant_leak
 from kvlinker.testing.soak_user import SoakUser
@@ -132,18 +132,10 @@ class _Worker:
         _say(Round(number=number, counts=counts, resources=resources_now()).line())
 
     def _use(self, store: Store) -> None:
-        shelf: Shelf | None = None
+        sizes = self._settings.page_bytes
+        shelves = shelves_of(store, sizes * len(self._users))
         for user in self._users:
-            shelves = []
-            for size in self._settings.page_bytes:
-                # One after the other, so that a store that registers memory knows all of it.
-                shelf = (
-                    Shelf(store, page_bytes=size)
-                    if shelf is None
-                    else shelf.beside(page_bytes=size)
-                )
-                shelves.append(shelf)
-            user.begin(store, shelves)
+            user.begin(store, [next(shelves) for _ in sizes])
         with ThreadPoolExecutor(len(self._users)) as threads:
             list(threads.map(_run, self._users))
 
