@@ -178,6 +178,22 @@ def test_the_user_s_own_folder_is_made_for_the_user_alone_and_used_again(
         shutil.rmtree(folder)
 
 
+def test_a_capacity_that_the_control_group_does_not_have_is_refused_with_what_to_do(
+    in_memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(tmpfs, "_CGROUP_LIMIT", limit)
+
+    limit.write_text("3000000\n", encoding="ascii")
+    with pytest.raises(
+        ContractError,
+        match=r"control group of this process has 3000000 B .* raise its memory limit",
+    ):
+        open_it(in_memory)
+    limit.write_text("max\n", encoding="ascii")
+    open_it(in_memory).store.close()
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [
