@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -188,6 +190,8 @@ def run_script(description: str | None, measure: Callable[[Scale], Iterable[Row]
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--rows", type=Path, default=None, help="file to add the rows to, as JSON")
     arguments = parser.parse_args()
+    # Whoever ends a script ends the servers that it started: what runs at its end kills them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     rounds = arguments.rounds or (3 if arguments.quick else 5)
     for row in measure(Scale(rounds=rounds, is_quick=arguments.quick)):
         print("  ".join(cell for cell in chain([row.topic], row.cells()) if cell), flush=True)

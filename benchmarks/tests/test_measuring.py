@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -207,6 +208,32 @@ def test_every_script_that_is_run_is_there_and_explained() -> None:
     for name in run.SCRIPTS:
         assert (run.FOLDER / f"{name}.py").is_file()
         assert f"| `{name}.py` |" in explained
+
+
+def test_a_script_that_is_ended_from_outside_ends_its_servers_first(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    text = f"""
+import sys, time
+sys.path.insert(0, {str(run.FOLDER)!r})
+from pathlib import Path
+from measuring import run_script
+def measure(scale):
+    try:
+        print("measures", flush=True)
+        time.sleep(20)
+        yield
+    finally:
+        Path({str(ended)!r}).touch()
+sys.argv[1:] = []
+run_script(None, measure)
+"""
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"measures\n"
+
+        process.terminate()
+
+    assert ended.exists()
 
 
 def test_a_script_that_ends_well_has_its_rows_and_no_problem(tmp_path: Path) -> None:
