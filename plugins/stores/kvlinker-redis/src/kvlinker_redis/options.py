@@ -49,7 +49,7 @@ class RedisStoreOptions:
     pause_seconds: float = 10.0
     """How long a server is not asked again after a call was given up."""
     call_bytes: int = 8 << 20
-    """Bytes of values in one call, which a text such as `8MiB` may say; an object that is longer goes alone."""
+    """Bytes of values that a call has on their way, which a text such as `8MiB` may say; what is longer goes alone."""
     address: Address = field(init=False)
     """The URL, taken apart."""
 
