@@ -53,7 +53,7 @@ def open_store(prefix: str) -> Iterator[OpenStore]:
     stores: list[S3Store] = []
 
     def open_it(port: int, **options: object) -> S3Store:
-        short = {"connect_seconds": 2.0, "answer_seconds": 2.0, "retry_seconds": 0.2}
+        short = {"connect_seconds": 10.0, "answer_seconds": 20.0, "retry_seconds": 0.2}
         place = {"url": f"s3://{BUCKET}", "settings": settings_for(port), "prefix": prefix}
         config = {**place, "pause_seconds": 0.05, **short, **options}
         stores.append(S3Store(S3StoreOptions.of_config(config)))

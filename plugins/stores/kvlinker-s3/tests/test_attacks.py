@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from http_proxy import Answer, Asked, Proxy, proxy_to
+from obstore.store import ObjectStore
 from s3_server import OpenStore, S3Server
 
 from kvlinker.errors import StoreError, StoreTimeoutError
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing.shelves import Shelf, object_keys
+from kvlinker_s3 import S3StoreOptions
+from kvlinker_s3.lanes import Lane
 
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
 WRITTEN = WriteStatus.WRITTEN
@@ -158,3 +163,36 @@ def test_t6_a_listing_that_never_ends_and_lists_nothing_costs_the_deadline(
     asked = len(proxy.asked)
     time.sleep(PAUSE_SECONDS)
     assert 2 < len(proxy.asked) <= asked + 1  # nobody goes on asking
+
+
+class CountingLane(Lane):
+    """A lane that counts how often it gives its server up."""
+
+    def __init__(self, options: S3StoreOptions) -> None:
+        super().__init__(options, "loads")
+        self.given_up = 0
+        self.has_given_up = threading.Event()
+
+    def give_up(self) -> None:
+        super().give_up()
+        self.given_up += 1
+        self.has_given_up.set()
+
+
+def test_t6_a_request_that_fails_behind_another_of_its_call_costs_no_second_pause(
+    tmp_path: Path,
+) -> None:
+    lane = CountingLane(S3StoreOptions(url=tmp_path.as_uri()))
+
+    def fail(_: ObjectStore) -> None:
+        raise TimeoutError
+
+    def fail_late(client: ObjectStore) -> None:
+        assert lane.has_given_up.wait(60)
+        fail(client)
+
+    answers = lane.attempt([fail, fail_late])
+    lane.close()
+
+    assert [type(answer) for answer in answers] == [StoreTimeoutError] * 2
+    assert lane.given_up == 1

@@ -159,6 +159,8 @@ class Lane(StoreLane):
         hint = next((hint for code, hint in _HINTS.items() if code in str(error)), "")
         if words is None:
             return RefusedRequestError(f"{self}: a request failed: {brief(error)}{hint}", failure)
+        if call.error is not None:
+            return call.error  # a request that ends late costs no second pause
         kind = StoreTimeoutError if failure is Failure.DOWN else StoreError
         call.error = kind(f"{self}: {words}: {brief(error)}{hint or _NEXT_STEPS.get(failure, '')}")
         self.give_up()
