@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis import exceptions
 
@@ -43,6 +43,7 @@ def spoken(kind: bytes, reply: bytes | int) -> bytes:
     return b"-%b\r\n" % reply if kind == b"-" else b"$%d\r\n%b\r\n" % (len(reply), reply)
 
 
+@settings(max_examples=60)  # each is many cuts of many replies
 @given(REPLIES, st.lists(st.integers(1, 60), max_size=60), st.integers(1, 8))
 def test_t4_replies_stand_in_order_however_they_are_cut_and_taken(
     replies: list[tuple[bytes, bytes | int]], pieces: list[int], each: int
@@ -67,6 +68,7 @@ ANSWERS = st.lists(
 )
 
 
+@settings(max_examples=60)  # each is many cuts of many replies
 @given(ANSWERS, st.lists(st.integers(1, 60), max_size=60), st.integers(1, 8))
 def test_t4_numbers_stand_in_order_however_they_are_cut_and_taken(
     answers: list[tuple[bytes, bytes | int]], pieces: list[int], each: int

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -155,9 +155,8 @@ class RedisLane(StoreLane):
 
     def _tried(self, call: Callable[[Client], _T]) -> _T:
         """Return what a call returns, which is made again until the time for that is over."""
-        retry = self._retry()
         return self.guarded(
-            lambda: retry.call_with_retry(lambda: call(self._connected()), self._stopper())
+            lambda: self._retry.call_with_retry(lambda: call(self._connected()), self._stopper())
         )
 
     def _connected(self) -> Client:
@@ -167,8 +166,9 @@ class RedisLane(StoreLane):
                 self._client = open_client(self._options, f"kvlinker-{self._name}")
             return self._client
 
-    @staticmethod
-    def _retry() -> Retry:
+    @cached_property
+    def _retry(self) -> Retry:
+        """What calls again: it knows nothing of a call, so that all share it."""
         from redis.backoff import ExponentialBackoff
         from redis.exceptions import RedisClusterException, RedisError
         from redis.retry import Retry
