@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
-from linked_servers import Link
+from linked_servers import Link, wait_for
 
 from kvlinker_file import FileStore, FileStoreOptions, inspect, prune
 
@@ -49,8 +49,9 @@ def is_free(port: int) -> bool:
 
 def check_nothing_is_held(link: Link) -> None:
     """Check that all of a store can be had by whoever comes next; it is empty then."""
-    assert users_of(link.store) == []
-    assert is_free(link.port)
+    # The kernel takes a moment for what a process held whose first thread has ended.
+    wait_for(lambda: users_of(link.store) == [], "the end of whoever uses the store")
+    wait_for(lambda: is_free(link.port), "the end of whoever listens")
     options = FileStoreOptions.of_config({"path": str(link.store), "capacity": OTHER_CAPACITY})
     with closing(FileStore(options)) as store:
         assert store.stats().objects > 0
