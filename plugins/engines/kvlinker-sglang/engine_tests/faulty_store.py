@@ -37,7 +37,15 @@ from kvlinker.testing import (
 from kvlinker.testing.script import FaultScript
 from kvlinker_file import FileStore, FileStoreOptions
 
-__all__ = ["FAULTS", "FaultChoices", "describe_plugin", "install", "misbehave", "open_store"]
+__all__ = [
+    "FAULTS",
+    "PATIENT",
+    "FaultChoices",
+    "describe_plugin",
+    "install",
+    "misbehave",
+    "open_store",
+]
 
 _HANG_SECONDS = 60.0
 FAULTS: Mapping[str, Callable[[Gate], Fault]] = MappingProxyType(
@@ -53,6 +61,9 @@ FAULTS: Mapping[str, Callable[[Gate], Fault]] = MappingProxyType(
     }
 )
 """What a store can be told to do, by name."""
+
+PATIENT = MappingProxyType({"lookup_seconds": 60.0, "load_seconds": 60.0, "offload_seconds": 60.0})
+"""A linker's limits that nothing reaches but what hangs."""
 
 
 class FaultChoices(TypedDict, total=False):

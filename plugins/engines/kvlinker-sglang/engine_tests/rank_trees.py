@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from engine_frame.server import LinkerOptions
 from engine_frame.state_trees import StateTree
 from engine_frame.trees import PAGES, Kind, Restored, Tree
 from engine_reads import Rows, contents, fill_at_random, overwrite, state_rows
+from faulty_store import PATIENT
 from real_pools import heads_pool, latent_pool, publish_configuration, v4_pool
 from sglang.srt.layers.dcp.layout import maybe_dcp_kernel_indices
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
@@ -23,13 +23,19 @@ from sglang.srt.runtime_context import get_parallel
 
 from kvlinker_sglang.engine.linker import KVLinker
 
-__all__ = ["V4_RATIOS", "Kept", "Ranks", "StageTree", "Worker", "file_store", "worker_of"]
+__all__ = [
+    "V4_RATIOS",
+    "Kept",
+    "Ranks",
+    "StageTree",
+    "Worker",
+    "file_store",
+    "worker_of",
+]
 
 SPOILT = 0xFF
 V4_RATIOS = (0, 0, 4, 128, 4, 128, 4)
 """Compress ratios of the layers of a small DeepSeek V4, whose first layers keep windows alone, as Flash's do."""
-PATIENT = MappingProxyType({"lookup_seconds": 60.0, "load_seconds": 60.0, "offload_seconds": 60.0})
-"""Limits that nothing reaches but what hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)

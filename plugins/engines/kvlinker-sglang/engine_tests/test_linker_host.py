@@ -14,7 +14,7 @@ import sglang
 import torch
 from engine_frame.server import LinkerOptions
 from engine_frame.trees import Tree
-from faulty_store import install
+from faulty_store import PATIENT, install
 from real_pools import MODEL_CONFIG
 from sglang.srt.arg_groups.arg_utils import namespace_of
 from sglang.srt.lora.lora_registry import LoRARef
@@ -77,7 +77,14 @@ def attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attach]:
         tree = Tree(name=name)
         store = {"plugin": "faulty", "options": {"control": str(tmp_path / "control")}}
         linker = tree.attach(
-            LinkerOptions(extra_config={"store": store, "min_hit_tokens": 1, **options})
+            LinkerOptions(
+                extra_config={
+                    "store": store,
+                    "min_hit_tokens": 1,
+                    "limits": dict(PATIENT),
+                    **options,
+                }
+            )
         )
         assert isinstance(linker, KVLinker)
         linkers.append(linker)

@@ -12,7 +12,7 @@ from engine_frame.server import LinkerOptions
 from engine_frame.state_trees import STATE_KINDS, StateTree
 from engine_frame.trees import CORES, PAGES, Restored
 from engine_reads import contents, fill_at_random, overwrite
-from faulty_store import install
+from faulty_store import PATIENT, install
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from kvlinker.description import KVCacheDescription
@@ -75,6 +75,7 @@ def link(tmp_path: Path) -> Iterator[Link]:
             "store": {"plugin": "file", "options": options},
             "namespace": {"weights_version": "1"},  # no file says which weights these workers have
             "min_hit_tokens": 1,
+            "limits": dict(PATIENT),
         }
         linker = tree.attach(LinkerOptions(extra_config=config))
         assert isinstance(linker, KVLinker)
@@ -106,7 +107,8 @@ def linked(
     monkeypatch.syspath_prepend(install(tmp_path / "plugins"))
     tree = StateTree(name=name, core=core)
     store = {"plugin": "faulty", "options": {"control": str(tmp_path / "control")}}
-    linker = tree.attach(LinkerOptions(extra_config={"store": store, "min_hit_tokens": 1}))
+    config = {"store": store, "min_hit_tokens": 1, "limits": dict(PATIENT)}
+    linker = tree.attach(LinkerOptions(extra_config=config))
     assert isinstance(linker, KVLinker)
     yield Linked(tree, linker)
     linker.close()

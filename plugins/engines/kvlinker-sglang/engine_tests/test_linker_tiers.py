@@ -13,6 +13,7 @@ import torch
 from engine_frame.server import LinkerOptions
 from engine_frame.trees import Tree
 from engine_reads import contents, fill_at_random, overwrite
+from faulty_store import PATIENT
 
 from kvlinker_sglang.engine.linker import KVLinker
 
@@ -32,7 +33,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def attach(store: Store) -> tuple[Tree, KVLinker]:
     tree = Tree(name="mha")
-    config = {"store": store, "namespace": {"weights_version": "1"}, "min_hit_tokens": 1}
+    config = {
+        "store": store,
+        "namespace": {"weights_version": "1"},
+        "min_hit_tokens": 1,
+        "limits": dict(PATIENT),
+    }
     linker = tree.attach(LinkerOptions(extra_config=config))
     assert isinstance(linker, KVLinker)
     return tree, linker

@@ -57,7 +57,7 @@ CORES = ("rust", "python")
 """SGLang's two trees."""
 PAGES = 12
 """Pages that requests of a tree may use; the pools have one more, which belongs to padding."""
-SETTLE_SECONDS = 30.0
+SETTLE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
