@@ -373,8 +373,8 @@ def in_a_bucket(port: int, secret: Path) -> Contest:
         client="NIXL",
         make_client=lambda shape, block: ObjectClient(shape, block, options, next(numbers)),
         open_store=lambda: open_nixl_store(options),
-        moved=16 * MIB,
-        looked_up=512,
+        moved=8 * MIB,
+        looked_up=256,
         where="in a bucket, ",
         why_missed=WHY_MISSED_OBJECTS,
     )
