@@ -10,7 +10,7 @@ from typing import Self
 from kvlinker.errors import ContractError
 from kvlinker.integers import as_integer
 from kvlinker.quantities import as_bytes
-from kvlinker.spelling import nearest_names
+from kvlinker.store_options import as_flag, as_seconds, check_names
 
 __all__ = ["MooncakeStoreOptions"]
 
@@ -19,7 +19,6 @@ _PREFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _READS = ("auto", "ranged", "whole")
 _PROTOCOLS = ("tcp", "rdma")
 _MAX_PORT = 65535
-_MAX_SECONDS = 3600.0
 _MAX_REPLICAS = 16
 _MAX_BYTES = 1 << 44
 _MIN_BYTES = 1 << 20
@@ -116,9 +115,7 @@ class MooncakeStoreOptions:
                 msg = f"{name} must be one of {', '.join(known)}, got {value!r}"
                 raise ContractError(msg)
         for name, flag in (("staged", self.staged), ("hard_pin", self.hard_pin)):
-            if not isinstance(flag, bool):
-                msg = f"{name} must be true or false, got {flag!r}"
-                raise ContractError(msg)
+            as_flag(flag, name)
         if self.staged and self.reads == "ranged":
             msg = "reads must be 'whole' or 'auto' where staged is true: checksums are compared object by object"
             raise ContractError(msg)
@@ -136,15 +133,7 @@ class MooncakeStoreOptions:
             ContractError: an option is unknown, missing, or has a wrong value.
         """
         known = [item.name for item in fields(cls)]
-        for name in config:
-            if name not in known:
-                close = " or ".join(map(repr, nearest_names(str(name), known)))
-                hint = f"did you mean {close}?" if close else f"known are {sorted(known)}"
-                msg = f"mooncake store: unknown option {name!r}; {hint}"
-                raise ContractError(msg)
-        if "master" not in config:
-            msg = "mooncake store: option 'master' is needed, such as 'mooncake-master:50051'"
-            raise ContractError(msg)
+        check_names("mooncake store", config, known, needed={"master": "'mooncake-master:50051'"})
         try:
             return cls(**config)  # type: ignore[arg-type]  # __post_init__ checks every value
         except ContractError as error:
@@ -174,10 +163,5 @@ def _set_numbers(options: MooncakeStoreOptions) -> None:
         "pause_seconds": options.pause_seconds,
     }
     for name, value in seconds.items():
-        least = 0 if name in {"soft_pin_seconds", "contended_seconds"} else None
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_long_enough = is_number and (value > 0 or value == least)
-        if not is_long_enough or not value <= _MAX_SECONDS:
-            msg = f"{name} must be a positive number of seconds, at most an hour, got {value!r}"
-            raise ContractError(msg)
-        object.__setattr__(options, name, float(value))
+        may_be_zero = name in {"soft_pin_seconds", "contended_seconds"}
+        object.__setattr__(options, name, as_seconds(value, name, may_be_zero=may_be_zero))

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from kvlinker.errors import ContractError
-from kvlinker.quantities import parse_bytes
+from kvlinker.integers import as_integer
+from kvlinker.quantities import as_bytes
 from kvlinker.secret_references import RevealedSecret, SecretReference
-from kvlinker.spelling import nearest_names
+from kvlinker.store_options import as_seconds, check_names
 
 __all__ = ["Backend", "FileIo", "NixlStoreOptions"]
 
@@ -20,7 +21,6 @@ _MIN_CAPACITY = 2 << 20
 _MAX_CAPACITY = 8 << 40
 _MIN_CALL = 1 << 20
 _MAX_BYTES = 1 << 40
-_MAX_SECONDS = 3600.0
 _MAX_REGIONS = 1 << 16
 _SERVER = re.compile(r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
 _MAX_PORT = 65535
@@ -197,14 +197,13 @@ class NixlStoreOptions:
             "call_bytes": (self.call_bytes, _MIN_CALL, _MAX_BYTES),
             "write_bytes": (self.write_bytes, _MIN_CALL, _MAX_BYTES),
             "max_region_bytes": (self.max_region_bytes, 1, _MAX_BYTES),
-            "max_regions": (self.max_regions, 1, _MAX_REGIONS),
         }
         for name, (given, low, high) in sizes.items():
-            size = _size(given, name)
-            if not low <= size <= high:
-                msg = f"nixl store: {name} must be between {low} and {high}, got {size}"
-                raise ContractError(msg)
+            size = as_bytes(given, f"nixl store: {name}", at_least=low, at_most=high)
             object.__setattr__(self, name, size)
+        what = "nixl store: max_regions"
+        count = as_integer(self.max_regions, what, at_least=1, at_most=_MAX_REGIONS)
+        object.__setattr__(self, "max_regions", count)
         seconds = {
             "transfer_seconds": self.transfer_seconds,
             "connect_seconds": self.connect_seconds,
@@ -212,10 +211,7 @@ class NixlStoreOptions:
             "close_seconds": self.close_seconds,
         }
         for name, value in seconds.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 < value <= _MAX_SECONDS:
-                msg = f"nixl store: {name} must be a positive number of seconds, at most an hour, got {value!r}"
-                raise ContractError(msg)
+            as_seconds(value, f"nixl store: {name}")
 
     @property
     def address(self) -> tuple[str, int]:
@@ -256,16 +252,9 @@ class NixlStoreOptions:
         Raises:
             ContractError: an option is unknown, missing, another backend's, or has a wrong value.
         """
-        known = {item.name: item for item in fields(cls)}
-        for name in config:
-            if name not in known:
-                close = " or ".join(map(repr, nearest_names(str(name), known)))
-                hint = f"did you mean {close}?" if close else f"known are {sorted(known)}"
-                msg = f"nixl store: unknown option {name!r}; {hint}"
-                raise ContractError(msg)
-        if "backend" not in config:
-            msg = f"nixl store: option 'backend' is needed, one of {[one.value for one in Backend]}"
-            raise ContractError(msg)
+        known = [item.name for item in fields(cls)]
+        backends = f"one of {[one.value for one in Backend]}"
+        check_names("nixl store", config, known, needed={"backend": backends})
         backend = _member(Backend, config["backend"], "backend")
         for name in _OWN.intersection(config).difference(_NEEDED[backend], _TAKEN[backend]):
             msg = f"nixl store: backend {backend.value} has no option {name!r}"
@@ -282,19 +271,6 @@ def _member(kind: type[_Kind], value: object, name: str) -> _Kind:
     except ValueError as error:
         msg = f"nixl store: {name} must be one of {[one.value for one in kind]}, got {value!r}"
         raise ContractError(msg) from error
-
-
-def _size(value: object, name: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        try:
-            return parse_bytes(value)
-        except ContractError as error:
-            msg = f"nixl store: {name}: {error}"
-            raise ContractError(msg) from error
-    msg = f"nixl store: {name} must be a number of bytes or a text such as '20GiB', got {value!r}"
-    raise ContractError(msg)
 
 
 def _path(value: object) -> Path | None:

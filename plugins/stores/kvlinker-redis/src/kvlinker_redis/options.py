@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -11,6 +10,7 @@ from typing import Self
 
 from kvlinker.errors import ContractError
 from kvlinker.quantities import as_bytes
+from kvlinker.store_options import as_flag, as_seconds, check_names
 from kvlinker_redis.address import Address
 
 __all__ = ["RedisStoreOptions"]
@@ -18,7 +18,6 @@ __all__ = ["RedisStoreOptions"]
 _PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _MIN_CALL_BYTES = 64 << 10
 _MAX_CALL_BYTES = 512 << 20
-_MAX_SECONDS = 3600.0
 _MAX_TTL_SECONDS = 10 * 365 * 86_400
 
 
@@ -61,9 +60,7 @@ class RedisStoreOptions:
         object.__setattr__(self, "address", address)
         # From here on nothing shows how the URL spelt its user.
         object.__setattr__(self, "url", str(address))
-        if not isinstance(self.cluster, bool):
-            msg = f"cluster must be true or false, got {self.cluster!r}"
-            raise ContractError(msg)
+        as_flag(self.cluster, "cluster")
         if self.cluster and (address.database or address.socket_path):
             msg = f"a cluster has host, port and database 0 alone, got {address}"
             raise ContractError(msg)
@@ -101,9 +98,7 @@ class RedisStoreOptions:
             "pause_seconds": self.pause_seconds,
         }
         for name, value in seconds.items():
-            if not _is_number(value) or not 0 < value <= _MAX_SECONDS:
-                msg = f"{name} must be a positive number of seconds, at most an hour, got {value!r}"
-                raise ContractError(msg)
+            as_seconds(value, name)
         ttl: object = self.ttl_seconds
         if ttl is not None and not (_is_whole(ttl) and 0 < int(str(ttl)) <= _MAX_TTL_SECONDS):
             msg = f"ttl_seconds must be a whole positive number of at most ten years, got {ttl!r}"
@@ -131,15 +126,8 @@ class RedisStoreOptions:
             ContractError: an option is unknown, missing, or has a wrong value.
         """
         known = [item.name for item in fields(cls) if item.init]
-        for name in config:
-            if name not in known:
-                close = difflib.get_close_matches(str(name), known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known are {sorted(known)}"
-                msg = f"redis store: unknown option {name!r}; {hint}"
-                raise ContractError(msg)
-        if "url" not in config:
-            msg = "redis store: option 'url' is needed, such as 'redis://cache.example:6379/0'"
-            raise ContractError(msg)
+        needed = {"url": "'redis://cache.example:6379/0'"}
+        check_names("redis store", config, known, needed=needed)
         try:
             return cls(**config)  # type: ignore[arg-type]  # __post_init__ checks every value
         except ContractError as error:
@@ -149,7 +137,3 @@ class RedisStoreOptions:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_whole(value) or isinstance(value, float)

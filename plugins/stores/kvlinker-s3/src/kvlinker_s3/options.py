@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -14,6 +13,7 @@ from kvlinker.errors import ContractError
 from kvlinker.integers import as_integer
 from kvlinker.quantities import as_bytes
 from kvlinker.secret_references import RevealedSecret, SecretReference
+from kvlinker.store_options import as_seconds, check_names
 
 __all__ = ["SCHEMES", "S3StoreOptions", "Setting"]
 
@@ -42,7 +42,6 @@ _PUBLIC = frozenset(
 """Settings that sound like secrets and are none: names, paths and places."""
 _VENDOR = re.compile(r"^(aws|azure|google)_")
 _USER = re.compile(r"://[^/]*@")
-_MAX_SECONDS = 3600.0
 _MAX_CONCURRENCY = 256
 _MIN_BYTES = 1 << 20
 _MAX_BYTES = 1 << 40
@@ -124,10 +123,7 @@ class S3StoreOptions:
             "pause_seconds": self.pause_seconds,
         }
         for name, value in seconds.items():
-            is_number = _is_whole(value) or isinstance(value, float)
-            if not is_number or not 0 < value <= _MAX_SECONDS:
-                msg = f"{name} must be a positive number of seconds, at most an hour, got {value!r}"
-                raise ContractError(msg)
+            as_seconds(value, name)
         count = as_integer(self.concurrency, "concurrency", at_least=1, at_most=_MAX_CONCURRENCY)
         object.__setattr__(self, "concurrency", count)
         for name, value in (("call_bytes", self.call_bytes), ("write_bytes", self.write_bytes)):
@@ -142,15 +138,7 @@ class S3StoreOptions:
             ContractError: an option is unknown, missing, or has a wrong value; no message repeats a secret.
         """
         known = [item.name for item in fields(cls)]
-        for name in config:
-            if name not in known:
-                close = difflib.get_close_matches(str(name), known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known are {sorted(known)}"
-                msg = f"s3 store: unknown option {name!r}; {hint}"
-                raise ContractError(msg)
-        if "url" not in config:
-            msg = f"s3 store: option 'url' is needed, such as {_EXAMPLE!r}"
-            raise ContractError(msg)
+        check_names("s3 store", config, known, needed={"url": repr(_EXAMPLE)})
         try:
             return cls(**config)  # type: ignore[arg-type]  # __post_init__ checks every value
         except ContractError as error:
@@ -213,7 +201,3 @@ def _setting(name: object, value: object) -> Setting:
 def _is_secret(name: str, value: str) -> bool:
     is_named_so = bool(_SECRET.search(name)) and _VENDOR.sub("", name.lower()) not in _PUBLIC
     return is_named_so or bool(_USER.search(value))
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
