@@ -64,7 +64,7 @@ def threads_of(mover: NativeMover, *, ranges: int, size: int) -> int:
 
 @pytest.mark.parametrize(
     ("ranges", "size", "threads"),
-    [(1, LONG, 1), (4, 1 << 20, 4), (400, 1000, 1), (64, 1 << 20, 5), (1100, 1000, 2)],
+    [(1, LONG, 1), (4, 1 << 20, 4), (390, 1000, 1), (64, 1 << 20, 5), (800, 1000, 2)],
 )
 def test_threads_are_taken_where_there_is_work_for_them(
     ranges: int, size: int, threads: int

@@ -89,7 +89,7 @@ class NativeMover(Mover):
         sizes: NDArray[np.int64],
         sums: NDArray[np.uint64] | None,
     ) -> int:
-        """Copy where there are targets, make checksums where there is room for them; return how many threads worked."""
+        """Copy where there are targets, make checksums where there is room for them; return how many threads were there for it."""
         # Bound to names until the call is over: C sees nothing but their addresses.
         columns = [
             None if column is None else np.ascontiguousarray(column, dtype=np.int64)
@@ -97,7 +97,10 @@ class NativeMover(Mover):
         ]
         addresses = [None if column is None else column.ctypes.data for column in columns]
         into = None if sums is None else sums.ctypes.data
-        return int(self._move(len(sizes), *addresses, into, self._sum, self.threads))
+        threads = int(self._move(len(sizes), *addresses, into, self._sum, self.threads))
+        if threads < 0:
+            raise MemoryError
+        return threads
 
     def use_sum(self, function: ctypes.c_void_p) -> None:
         """Make checksums by another C function: of an address and a size, 64 bits."""

@@ -1,7 +1,8 @@
 /* Copies many ranges of memory, and makes their checksums while the processor's cache still has them.
  *
  * Called through ctypes, which lets the interpreter's lock go for the length of a call. Threads live for one call:
- * a process that forks later has none of them, and nothing is kept between calls.
+ * a process that forks later has none of them. A call waits for what helpers took on, and not for helpers that the
+ * system did not get round to: on a busy machine their turn may come long after all is done.
  */
 
 #define _GNU_SOURCE
@@ -10,6 +11,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -20,9 +22,9 @@ typedef uint64_t (*sum_function)(const void *, size_t);
 enum {
     MOST_THREADS = 64,
     STREAMED_BYTES = 4096,        /* of a range, from which writing past the cache pays */
-    CACHED_BYTES = 2 << 20,       /* of a call, up to which the reader probably finds everything in the cache */
-    SHARE_BYTES = 256 << 10,      /* taken by a thread at a time */
-    BYTES_PER_THREAD = 512 << 10, /* less than this is done sooner than a thread is made */
+    CACHED_BYTES = 256 << 10,     /* of a call, up to which the reader probably finds everything in the cache */
+    SHARE_BYTES = 128 << 10,      /* taken by a thread at a time */
+    BYTES_PER_THREAD = 384 << 10, /* less than this is done sooner than a thread is made */
 };
 
 struct job {
@@ -34,7 +36,11 @@ struct job {
     sum_function sum;
     int is_streamed;
     int64_t step;
-    _Atomic int64_t next;
+    atomic_llong next; /* the first range that nobody took */
+    pthread_mutex_t lock;
+    pthread_cond_t is_done;
+    int64_t done; /* ranges, under the lock */
+    int users;    /* threads that may still look at this, under the lock */
 };
 
 static void copy_streamed(char *target, const char *source, size_t size)
@@ -74,37 +80,79 @@ static void do_range(const struct job *job, int64_t i)
         job->sums[i] = job->sum(source, size);
 }
 
-static void *work(void *given)
+/* Take shares until none is left. The columns are the caller's: they are there while a share is not done. */
+static void work(struct job *job)
 {
-    struct job *job = given;
     for (;;) {
         int64_t first = atomic_fetch_add(&job->next, job->step);
-        int64_t end = job->count - first < job->step ? job->count : first + job->step;
         if (first >= job->count)
             break;
+        int64_t end = job->count - first < job->step ? job->count : first + job->step;
         for (int64_t i = first; i < end; i++)
             do_range(job, i);
-    }
 #if defined(__SSE2__)
-    _mm_sfence(); /* what was written past the cache is there before the call returns */
+        _mm_sfence(); /* what was written past the cache is there before the share is done */
 #endif
+        pthread_mutex_lock(&job->lock);
+        job->done += end - first;
+        if (job->done == job->count)
+            pthread_cond_signal(&job->is_done);
+        pthread_mutex_unlock(&job->lock);
+    }
+}
+
+/* Let go of a job; the last one frees it. */
+static void leave(struct job *job)
+{
+    pthread_mutex_lock(&job->lock);
+    int users = --job->users;
+    pthread_mutex_unlock(&job->lock);
+    if (users == 0) {
+        pthread_cond_destroy(&job->is_done);
+        pthread_mutex_destroy(&job->lock);
+        free(job);
+    }
+}
+
+static void *help(void *job)
+{
+    work(job);
+    leave(job);
     return NULL;
 }
 
 /* Start helpers that take no signal: handlers are Python's, in its own threads. */
-static int start(pthread_t *threads, int wanted, struct job *job)
+static int start(int wanted, struct job *job)
 {
     sigset_t all, before;
+    pthread_attr_t attributes;
+    pthread_t thread;
     int started = 0;
+    if (pthread_attr_init(&attributes) != 0)
+        return 0;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (started < wanted && pthread_create(&threads[started], NULL, work, job) == 0)
-        started++;
+    for (; started < wanted; started++) {
+        pthread_mutex_lock(&job->lock);
+        job->users++;
+        pthread_mutex_unlock(&job->lock);
+        if (pthread_create(&thread, &attributes, help, job) != 0) {
+            leave(job);
+            break;
+        }
+    }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
     return started;
 }
 
-/* Copy `count` ranges and make their sums; return how many threads worked.
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Copy `count` ranges and make their sums; return how many threads there were to do so, or -1 without memory for it.
  *
  * The ranges of `targets` must not overlap each other or any source. Sums are of the sources' bytes.
  */
@@ -112,31 +160,33 @@ int kvlinker_move(int64_t count, const int64_t *targets, const int64_t *sources,
                   uint64_t *sums, sum_function sum, int most_threads)
 {
     int64_t total = 0;
-    pthread_t threads[MOST_THREADS];
-    for (int64_t i = 0; i < count; i++)
-        total += sizes[i];
     if (count < 1)
         return 0;
-    struct job job = {
-        .count = count,
-        .targets = targets,
-        .sources = sources,
-        .sizes = sizes,
-        .sums = sums,
-        .sum = sum,
-        .is_streamed = total > CACHED_BYTES,
-        .step = 1 + SHARE_BYTES / (1 + total / count),
-    };
-    int64_t useful = total / BYTES_PER_THREAD;
-    if (useful > count)
-        useful = count;
-    if (useful > most_threads)
-        useful = most_threads;
-    if (useful > MOST_THREADS)
-        useful = MOST_THREADS;
-    int started = useful > 1 ? start(threads, (int)useful - 1, &job) : 0;
-    work(&job);
-    for (int i = 0; i < started; i++)
-        pthread_join(threads[i], NULL);
+    for (int64_t i = 0; i < count; i++)
+        total += sizes[i];
+    struct job *job = malloc(sizeof *job);
+    if (job == NULL)
+        return -1;
+    job->count = count;
+    job->targets = targets;
+    job->sources = sources;
+    job->sizes = sizes;
+    job->sums = sums;
+    job->sum = sum;
+    job->is_streamed = total > CACHED_BYTES;
+    job->step = 1 + SHARE_BYTES / (1 + total / count);
+    job->done = 0;
+    job->users = 1;
+    atomic_init(&job->next, 0);
+    pthread_mutex_init(&job->lock, NULL);
+    pthread_cond_init(&job->is_done, NULL);
+    int64_t useful = least(least(total / BYTES_PER_THREAD, count), least(most_threads, MOST_THREADS));
+    int started = useful > 1 ? start((int)useful - 1, job) : 0;
+    work(job);
+    pthread_mutex_lock(&job->lock);
+    while (job->done < count)
+        pthread_cond_wait(&job->is_done, &job->lock);
+    pthread_mutex_unlock(&job->lock);
+    leave(job);
     return started + 1;
 }
