@@ -39,8 +39,11 @@ from kvlinker.registry import PluginRegistry
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # the folder in it has a name that nobody can guess
 MOVED = 48 * MIB
-CAPACITY = 4 * MOVED
-"""What is to be loaded, what is offloaded, and room for the index."""
+CAPACITY = 5 * MOVED // 2
+"""What is to be loaded, what is offloaded, and less than that for what was offloaded before: a store is full most of
+its life, and makes room by evicting, as this one does from the second round on."""
+SEGMENT_BYTES = 16 * MIB
+"""By default a file of the store has a 64th of the capacity, which is gigabytes where a disk is used."""
 WHY_MISSED = (
     "The calls beside it move bytes between a file and one block, in pieces as long as the object or the range, for "
     "one process that knows where everything is, over the same memory each time. A store reads every byte once more "
@@ -248,13 +251,14 @@ _PLACES = (
 
 
 def _contest(place: _Place, folder: Path, registry: PluginRegistry) -> Contest:
-    options = {"path": str(folder / "store"), "capacity": CAPACITY}
+    options = {"path": str(folder / "store"), "capacity": CAPACITY, "segment_size": SEGMENT_BYTES}
     return Contest(
         topic=place.topic,
         client=place.client,
         make_client=lambda shape, block: place.raw(folder, shape, block),
         open_store=lambda: registry.store(place.store).open(options),
         moved=MOVED,
+        evicts=True,
         why_missed=WHY_MISSED,
     )
 

@@ -31,6 +31,8 @@ from kvlinker.store import ReadRequest, ReadStatus, Store, WriteBatch, WriteStat
 FINGERPRINT = b"benchmark"
 TARGET = 0.9
 """Of the client's own speed."""
+HELD_SECONDS = 900.0
+"""Longer than any shape is measured."""
 START_SECONDS = 30.0
 """How long a server may take to take connections."""
 MOST_ROUNDS = 5
@@ -193,6 +195,8 @@ class Contest:
     """What the rows begin with."""
     why_missed: str = WHY_MISSED
     """What is known of targets that are missed where bytes are moved."""
+    evicts: bool = False
+    """The store has room for little more than is loaded and offloaded at once, so that offloads evict."""
     why_lookup: str = ""
     """What is known of a target that a lookup misses."""
 
@@ -200,9 +204,17 @@ class Contest:
 class Ours:
     """A store and a pool whose pages it moves."""
 
-    def __init__(self, store: Store, shape: Shape, pages: int) -> None:
-        """Make the pool, and write what is to be loaded."""
+    def __init__(self, store: Store, shape: Shape, pages: int, *, evicts: bool = False) -> None:
+        """Make the pool, and write what is to be loaded.
+
+        Args:
+            store: the store.
+            shape: of its objects.
+            pages: how many of them.
+            evicts: leave it to the store to make room, as one that is full does; what is to be loaded is held.
+        """
         self.store = store
+        self._evicts = evicts
         self.pool = PagePool.make("kv", shape.ranges, pages)
         self._shape = shape
         self._pages = pages
@@ -211,6 +223,8 @@ class Ours:
         if store.capabilities.registers_memory:
             store.register(unique_regions(self.pool.entry.spans))
         self.offload(slice(None), salt=0)
+        if evicts:
+            store.hold(self._stored, seconds=HELD_SECONDS)
 
     def _locations(self, part: slice) -> PreparedPages:
         """Return where some pages are: once for a call, as a linker does."""
@@ -228,6 +242,8 @@ class Ours:
     def new_salt(self) -> int:
         """Forget what the last offload wrote, and return a number for the keys of the next one."""
         salt = next(self._salts)
+        if self._evicts:
+            return salt
         self.store.delete(object_keys(self._pages, salt=salt - 1) if salt > 1 else [])
         return salt
 
@@ -371,7 +387,10 @@ def measure_shape(contest: Contest, shape: Shape, scale: Scale) -> Iterator[Row]
     moved = pages * shape.object_bytes
     block = np.random.default_rng(1).integers(0, 255, (pages, shape.object_bytes), dtype=np.uint8)
     target = np.empty_like(block)
-    client, ours = contest.make_client(shape, block), Ours(contest.open_store(), shape, pages)
+    client, ours = (
+        contest.make_client(shape, block),
+        Ours(contest.open_store(), shape, pages, evicts=contest.evicts),
+    )
     pool = PagePool.make("raw", shape.ranges, pages)
     scattered = client.from_pages(Pages(pool=pool, ranges=shape.ranges, block=block))
     copy = timed(lambda: ctypes.memmove(target.ctypes.data, block.ctypes.data, moved))

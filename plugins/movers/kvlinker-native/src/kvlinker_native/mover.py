@@ -89,7 +89,7 @@ class NativeMover(Mover):
         sizes: NDArray[np.int64],
         sums: NDArray[np.uint64] | None,
     ) -> int:
-        """Copy where there are targets, make checksums where there is room for them; return how many threads were there for it."""
+        """Copy to targets, make checksums where there is room for them; return how many threads were there for it."""
         # Bound to names until the call is over: C sees nothing but their addresses.
         columns = [
             None if column is None else np.ascontiguousarray(column, dtype=np.int64)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess, room_for_sums
 from kvlinker.frames import FrameHeaders, FrameStatus, decode_headers
+from kvlinker.moving import summing_mover
 from kvlinker.open_reads import OpenReads
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
@@ -28,7 +29,7 @@ _STATUSES = (ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT, ReadStatus.FAIL
 _CHUNK_BYTES = 32 << 20
 """Bytes that are read between two looks whether the read is still wanted: enough that calls do not count."""
 _FEW_OBJECTS = 8
-"""Fewer are checked before they are copied: what is told of each span would cost more than it saves."""
+"""Fewer are checked before they are copied, where Python does both: being told of spans costs more than it saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -175,9 +176,10 @@ class FileReadSession(ReadSession):
         self, part: _Part, numbers: IndexArray, plan: TransferPlan, memory: DeviceAccess
     ) -> IndexArray | None:
         """Return which range each span is where objects are checked as they are copied; None where before that."""
-        is_told = memory.tells_copied or memory.makes_sums
-        is_able = self._state.options.verify and is_told and plan.pages.contiguous
-        if not is_able or len(numbers) < _FEW_OBJECTS or not part.headers.is_uniform:
+        is_told = memory.tells_copied and len(numbers) >= _FEW_OBJECTS
+        is_able = self._state.options.verify and plan.pages.contiguous and part.headers.is_uniform
+        is_summed = memory.makes_sums and summing_mover(checksum) is not None
+        if not is_able or not len(numbers) or not (is_told or is_summed):
             return None
         return ranges_of(plan, part.headers, int(numbers[0]))
 
