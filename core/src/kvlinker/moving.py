@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from functools import cache, lru_cache
 
 import numpy as np
-from importlib_metadata import entry_points
 from numpy.typing import NDArray
 
 from kvlinker.admission import ALLOW_VARIABLE
@@ -100,6 +99,10 @@ def _installed_mover() -> Mover | None:
     wanted = os.environ.get(MOVER_VARIABLE)
     if wanted == _NONE or (not wanted and ALLOW_VARIABLE in os.environ):
         return None  # who lists what may be imported has to name a mover too
+    try:
+        from importlib_metadata import entry_points
+    except ImportError:
+        return None  # sources that nobody installed, as on a machine that is lent, find no plugins either
     found = {entry.name: entry.value for entry in entry_points(group=MOVER_GROUP)}
     for name in [wanted] if wanted else sorted(found):
         try:

@@ -19,6 +19,8 @@ from mooncake_cluster import MooncakeCluster, OpenStore, missing_reason
 from network_namespace import NetworkNamespace
 
 _TIMED = ("calls", "framed_reading", "probing", "reading", "removing", "writing")
+PATIENT_SECONDS = 10
+"""Of a master that lets writes be as slow as a crowded machine makes them."""
 
 
 @pytest.fixture
@@ -71,6 +73,14 @@ def cluster(shared_cluster: MooncakeCluster, inside: None) -> MooncakeCluster:  
 def own_cluster(inside: None, tmp_path: Path) -> Iterator[MooncakeCluster]:  # noqa: ARG001  # as above
     """Give a cluster that a test may kill."""
     cluster = MooncakeCluster(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def patient_cluster(inside: None, tmp_path: Path) -> Iterator[MooncakeCluster]:  # noqa: ARG001  # as above
+    """Give a cluster that a test may kill, and that lets writes be as slow as a crowded machine makes them."""
+    cluster = MooncakeCluster(tmp_path, discard_seconds=PATIENT_SECONDS)
     yield cluster
     cluster.close()
 

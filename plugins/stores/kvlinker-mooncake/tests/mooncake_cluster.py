@@ -28,6 +28,7 @@ LEASE_SECONDS = 0.2
 SEGMENT_BYTES = 64 << 20
 _CLIENT_TTL_SECONDS = 2
 _DISCARD_SECONDS = 1
+"""Of what a killed writer began; shorter than a write may take, so that a writer that is late loses its room."""
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _QUICK_DISK = {
@@ -96,7 +97,12 @@ class MooncakeCluster:
     """A master and one segment."""
 
     def __init__(
-        self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES, on_disk: bool = False
+        self,
+        folder: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        on_disk: bool = False,
+        discard_seconds: int = _DISCARD_SECONDS,
     ) -> None:
         """Start both, and wait until they answer.
 
@@ -104,7 +110,9 @@ class MooncakeCluster:
             folder: for what they write.
             segment_bytes: of the segment.
             on_disk: whether objects are written to disk too, and stay there when memory is full.
+            discard_seconds: after which the master gives away the room of a write that was not ended.
         """
+        self._discard_seconds = discard_seconds
         self._disk = folder / "disk" if on_disk else None
         self.port, self.metrics_port = _free_port(), _free_port()
         self._log = folder / f"mooncake-{self.port}.log"
@@ -124,7 +132,7 @@ class MooncakeCluster:
             "metrics": f"127.0.0.1:{self.metrics_port}",
             "buffer_bytes": 0,
             "lease_seconds": LEASE_SECONDS,
-            "contended_seconds": 2 * _DISCARD_SECONDS,
+            "contended_seconds": 2 * self._discard_seconds,
             "answer_seconds": 60.0,
             "connect_seconds": 60.0,
             "pause_seconds": 0.2,
@@ -168,7 +176,7 @@ class MooncakeCluster:
             "metrics_port": self.metrics_port,
             "default_kv_lease_ttl": round(LEASE_SECONDS * 1000),
             "client_ttl": _CLIENT_TTL_SECONDS,
-            "put_start_discard_timeout_sec": _DISCARD_SECONDS,
+            "put_start_discard_timeout_sec": self._discard_seconds,
             "rpc_thread_num": 2,
             "enable_offload": str(self._disk is not None).lower(),
         }

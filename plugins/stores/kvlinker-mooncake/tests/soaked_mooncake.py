@@ -15,8 +15,8 @@ def soaked_mooncake(cluster: MooncakeCluster, options: Mapping[str, object]) -> 
     """Return a store on a cluster whose master dies and freezes, and whose memory dies."""
     return SoakTarget(
         module="kvlinker_mooncake",
-        # Names that a killed writer held are free again after a second, or what a busy machine makes of it.
-        config={**cluster.options, "prefix": "soak", "contended_seconds": 20.0, **options},
+        # Names that a killed writer held are waited for; a write ends before the master gives its room away.
+        config={**cluster.options, "prefix": "soak", "transfer_seconds": 8.0, **options},
         outages=(
             Outage(name="master killed", begin=cluster.kill_master, end=cluster.start_master),
             Outage(

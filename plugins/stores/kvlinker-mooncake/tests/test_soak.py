@@ -43,7 +43,7 @@ soak = pytest.mark.soak
     ],
 )
 def test_b71_b72_b87_processes_on_a_cluster_that_comes_and_goes_see_right_bytes_or_none(
-    own_cluster: MooncakeCluster,
+    patient_cluster: MooncakeCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     options: Mapping[str, object],
@@ -51,7 +51,7 @@ def test_b71_b72_b87_processes_on_a_cluster_that_comes_and_goes_see_right_bytes_
 ) -> None:
     # Each opening begins new threads of the client; with heaps of their own, what they freed would look like a leak.
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
-    target = soaked_mooncake(own_cluster, options)
+    target = soaked_mooncake(patient_cluster, options)
     # A short one makes so few calls that not every answer comes.
     answers = ("written", "read miss") if plan.calls else (*USUAL_ANSWERS, "error")
 
