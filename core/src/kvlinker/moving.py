@@ -17,7 +17,6 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlinker.admission import ALLOW_VARIABLE
 from kvlinker.errors import PluginContractError
 
 __all__ = [
@@ -96,13 +95,15 @@ def current_mover() -> Mover | None:
 
 @cache
 def _installed_mover() -> Mover | None:
-    wanted = os.environ.get(MOVER_VARIABLE)
-    if wanted == _NONE or (not wanted and ALLOW_VARIABLE in os.environ):
-        return None  # who lists what may be imported has to name a mover too
     try:
-        from importlib_metadata import entry_points
+        from importlib_metadata import entry_points  # noqa: PLC0415  # the check on a GPU does without it
+
+        from kvlinker.admission import ALLOW_VARIABLE  # noqa: PLC0415  # it needs the same
     except ImportError:
         return None  # sources that nobody installed, as on a machine that is lent, find no plugins either
+    wanted = os.environ.get(MOVER_VARIABLE)
+    if wanted == _NONE or (not wanted and os.environ.get(ALLOW_VARIABLE) is not None):
+        return None  # who lists what may be imported has to name a mover too
     found = {entry.name: entry.value for entry in entry_points(group=MOVER_GROUP)}
     for name in [wanted] if wanted else sorted(found):
         try:
