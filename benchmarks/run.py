@@ -17,10 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 
 from measuring import Row, duration, missing_peer, shown
 from parts import has_part, replace, with_part
@@ -30,6 +31,14 @@ from kvlinker.moving import current_mover
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 DOCUMENT = ROOT / "docs" / "performance.md"
+OTHER_DOCUMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("bench_mooncake", "bench_redis", "bench_s3"), "performance-servers.md"),
+        **dict.fromkeys(("bench_tiers", "bench_codecs"), "performance-servers.md"),
+        "bench_nixl": "performance-nixl.md",
+    }
+)
+"""Documents beside it of scripts with very many rows."""
 SCRIPTS = (
     "bench_plans",
     "bench_copies",
@@ -199,7 +208,7 @@ def measure(
     Args:
         scripts: the files.
         options: passed on to all of them.
-        document: gets the part of each script as soon as that is done; None to write nothing.
+        document: it, or one beside it, gets the part of each script as soon as that is done; None to write nothing.
     """
     for script in scripts:
         about = [
@@ -212,8 +221,13 @@ def measure(
         measured = report(outcome.rows, seconds, command=script.name, remarks=about)
         print(measured, flush=True)
         if document is not None:
-            write(document, outcome, measured)
+            write(document_of(script.stem, document), outcome, measured)
         yield outcome
+
+
+def document_of(script: str, document: Path) -> Path:
+    """Return the document that has a script's part: the main one, or another one in its folder."""
+    return document.with_name(OTHER_DOCUMENTS.get(script, document.name))
 
 
 def write(document: Path, outcome: Outcome, measured: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import run
 from measuring import Ratio, Row, missing_peer
 
+MOST_LINES = 600
 EMPTY = f"before\n{parts.BEGIN}\n{parts.END}\nafter\n"
 ORDER = ["first", "second", "third"]
 
@@ -103,11 +104,15 @@ def test_a_document_without_a_place_or_with_half_a_part_is_left_alone() -> None:
         parts.with_part(half, "second", "new", ORDER)
 
 
-def test_the_document_is_whole_and_counts_what_its_parts_count() -> None:
-    document = run.DOCUMENT.read_text(encoding="utf-8")
-    known = [name for name in run.SCRIPTS if parts.has_part(document, name)]
+@pytest.mark.parametrize("name", sorted({run.DOCUMENT.name, *run.OTHER_DOCUMENTS.values()}))
+def test_a_document_is_whole_and_counts_what_its_parts_count(name: str) -> None:
+    document = run.DOCUMENT.with_name(name).read_text(encoding="utf-8")
+    known = [found for found in run.SCRIPTS if parts.has_part(document, found)]
 
-    assert known
+    assert known == [
+        found for found in run.SCRIPTS if run.document_of(found, run.DOCUMENT).name == name
+    ]
+    assert len(document.splitlines()) <= MOST_LINES
     assert document.count("<!-- measured by ") == 2 * len(known)
     name = known[0]
     inside = document.partition(f"<!-- measured by {name}: begin -->")[2]
