@@ -99,7 +99,8 @@ class NativeMover(Mover):
         into = None if sums is None else sums.ctypes.data
         threads = int(self._move(len(sizes), *addresses, into, self._sum, self.threads))
         if threads < 0:
-            raise MemoryError
+            msg = f"there is no memory for a copy of {len(sizes)} ranges"
+            raise MemoryError(msg)
         return threads
 
     def use_sum(self, function: ctypes.c_void_p) -> None:
