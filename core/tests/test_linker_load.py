@@ -338,6 +338,21 @@ def test_w36_a_layer_may_be_completed_twice_and_never_becomes_incomplete() -> No
         assert batch.layers_done == 3
 
 
+def test_who_waits_for_the_end_of_a_batch_is_woken_by_that_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that wakes for every layer takes the core that the copy of the next one has a use for."""
+    with linked() as rig:
+        batch, woken = batch_of(rig), []
+        monkeypatch.setattr(batch.over, "notify_all", lambda: woken.append(batch.ended))
+
+        batch.complete_layers(1)
+        batch.fail(["a"])
+        batch.end()
+
+        assert woken == [True]
+
+
 def test_l5_a_batch_that_ended_can_fail_no_more() -> None:
     with linked() as rig:
         batch = batch_of(rig)

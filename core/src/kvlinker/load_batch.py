@@ -66,7 +66,10 @@ class PoolLoad:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LoadBatch:
-    """Loads under way together; what the worker and the engine both change is guarded by `changed`."""
+    """Loads under way together; what the worker and the engine both change is guarded by one lock.
+
+    Who waits for the end is not woken for each layer: it would take the core that a copy has a use for.
+    """
 
     index: int
     requests: tuple[LoadRequest, ...]
@@ -77,7 +80,10 @@ class LoadBatch:
     deadline: float
     ready: tuple[DeviceEvent, ...] = ()
     permit: TransferPermit = field(default_factory=TransferPermit)
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    advanced: threading.Condition = field(init=False)
+    """Notified when a layer landed or a request failed, and at the end."""
+    over: threading.Condition = field(init=False)
+    """Notified at the end alone; of the same lock."""
     loading: tuple[PoolLoad, ...] = ()
     """What the store is asked for, from when the engine's events came until the end."""
     was_given_up: bool = False
@@ -88,6 +94,11 @@ class LoadBatch:
     isolated: set[ObjectKey] = field(default_factory=set)
     """What could not be read although the store answered; the worker's alone."""
     task: LaneTask = field(default_factory=LaneTask.unsubmitted)
+
+    def __post_init__(self) -> None:
+        """Make both conditions of one lock."""
+        lock = threading.RLock()
+        self.advanced, self.over = threading.Condition(lock), threading.Condition(lock)
 
     @property
     def rids(self) -> frozenset[str]:
@@ -101,21 +112,21 @@ class LoadBatch:
 
     def complete_layers(self, count: int) -> None:
         """Note that layers 0..count-1 are complete in every pool."""
-        with self.changed:
+        with self.advanced:
             self.layers_done = max(self.layers_done, count)
-            self.changed.notify_all()
+            self.advanced.notify_all()
 
     def fail(self, rids: Iterable[str] | None = None) -> bool:
         """Mark requests, or all of them, as failed; return whether none is left."""
-        with self.changed:
+        with self.advanced:
             if not self.ended:
                 self.failed.update(self.rids if rids is None else rids)
-            self.changed.notify_all()
+            self.advanced.notify_all()
             return self.failed >= self.rids
 
     def give_up(self) -> bool:
         """Fail every request; False where the batch ended or somebody gave it up before."""
-        with self.changed:
+        with self.advanced:
             if self.ended or self.was_given_up:
                 return False
             self.was_given_up = True
@@ -124,24 +135,25 @@ class LoadBatch:
 
     def end(self) -> None:
         """Note that pool memory will not be touched again; let go of what only the worker needs."""
-        with self.changed:
+        with self.advanced:
             self.ended = True
             self.loading, self.ready = (), ()
-            self.changed.notify_all()
+            self.advanced.notify_all()
+            self.over.notify_all()
 
     def wait_layer(self, layer: int) -> bool:
         """Wait until a layer is complete or the batch failed as a whole; False at the deadline."""
-        with self.changed:
-            return self.changed.wait_for(
+        with self.advanced:
+            return self.advanced.wait_for(
                 lambda: self.ended or self.layers_done > layer or self.failed >= self.rids,
                 timeout=max(0.0, self.deadline - time.monotonic()),
             )
 
     def wait_end(self, *, until: float | None) -> bool:
         """Wait for the end; False when `until` (of `time.monotonic`) passes first."""
-        with self.changed:
+        with self.over:
             timeout = None if until is None else max(0.0, until - time.monotonic())
-            return self.changed.wait_for(lambda: self.ended, timeout=timeout)
+            return self.over.wait_for(lambda: self.ended, timeout=timeout)
 
     def pool_loads(self) -> tuple[PoolLoad, ...]:
         """Merge the requests' pages: one plan per entry.

@@ -136,6 +136,49 @@ def test_python_goes_on_while_ranges_are_copied() -> None:
     assert found == [1]
 
 
+def cores_of_threads(mover: NativeMover) -> dict[int, frozenset[int]]:
+    """Let a call take two threads, and return where each may run."""
+    seen: dict[int, frozenset[int]] = {}
+    both = threading.Barrier(2)
+    called = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+
+    def sum_of(_address: int, _size: int) -> int:
+        if threading.get_native_id() not in seen:
+            seen[threading.get_native_id()] = frozenset(os.sched_getaffinity(0))
+            both.wait(60)
+        return 0
+
+    callback = called(sum_of)
+    mover.use_sum(ctypes.cast(callback, ctypes.c_void_p))
+    block = np.zeros((8, 1 << 18), dtype=np.uint8)
+    mover.sums(block.ctypes.data + np.arange(8) * block.shape[1], np.full(8, block.shape[1]))
+    return seen
+
+
+def test_helpers_stay_off_the_core_that_the_caller_is_on() -> None:
+    own = frozenset(os.sched_getaffinity(0))
+
+    cores = cores_of_threads(NativeMover(threads=2))
+
+    caller = cores.pop(threading.get_native_id())
+    (helper,) = cores.values()
+    assert caller == own  # only what the call started is bound
+    assert helper < own if len(own) > 1 else helper == own
+
+
+def test_helpers_share_the_only_core_that_the_caller_may_use() -> None:
+    own = os.sched_getaffinity(0)
+    only = {min(own)}
+    os.sched_setaffinity(0, only)
+    try:
+        cores = cores_of_threads(NativeMover(threads=2))
+    finally:
+        os.sched_setaffinity(0, own)
+
+    assert set(cores.values()) == {frozenset(only)}
+    assert len(cores) == 2
+
+
 @pytest.mark.parametrize("told", ["0", "65", "-1", "two", "", "1.5"])
 def test_a_number_of_threads_that_makes_no_sense_is_refused(
     monkeypatch: pytest.MonkeyPatch, told: str

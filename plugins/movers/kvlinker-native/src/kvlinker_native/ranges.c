@@ -7,6 +7,7 @@
 
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -121,6 +122,27 @@ static void *help(void *job)
     return NULL;
 }
 
+/* Keep helpers off the core that the caller has a use for.
+ *
+ * Left to itself, Linux often puts a new thread behind the one that made it, and moves it to an idle core after more
+ * milliseconds than a copy takes. Where the caller may run on one core alone, so may they.
+ */
+static void place_elsewhere(pthread_attr_t *attributes)
+{
+#if defined(__GLIBC__)
+    cpu_set_t cores;
+    int own = sched_getcpu();
+    if (own < 0 || own >= CPU_SETSIZE || sched_getaffinity(0, sizeof cores, &cores) != 0)
+        return; /* more cores than a set of this size has, or a system that does not tell */
+    if (!CPU_ISSET(own, &cores) || CPU_COUNT(&cores) < 2)
+        return;
+    CPU_CLR(own, &cores);
+    pthread_attr_setaffinity_np(attributes, sizeof cores, &cores);
+#else
+    (void)attributes; /* no such attribute in other C libraries */
+#endif
+}
+
 /* Start helpers that take no signal: handlers are Python's, in its own threads. */
 static int start(int wanted, struct job *job)
 {
@@ -131,6 +153,7 @@ static int start(int wanted, struct job *job)
     if (pthread_attr_init(&attributes) != 0)
         return 0;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    place_elsewhere(&attributes);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; started < wanted; started++) {
@@ -139,7 +162,7 @@ static int start(int wanted, struct job *job)
         pthread_mutex_unlock(&job->lock);
         if (pthread_create(&thread, &attributes, help, job) != 0) {
             leave(job);
-            break;
+            break; /* the caller does it alone */
         }
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
