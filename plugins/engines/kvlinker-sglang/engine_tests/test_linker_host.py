@@ -271,6 +271,16 @@ class Bucket(Update):
 
 
 @dataclass
+class Check:
+    """A request to check weights, or to write random ones over them."""
+
+    action: str
+    allow_quant_error: bool = False
+    skip_tensor_list: list[str] | None = None
+    selector: str = "all"
+
+
+@dataclass
 class Session:
     """A request to begin or end taking new weights in buckets."""
 
@@ -298,6 +308,9 @@ class Worker:
     ) -> tuple[bool, str]:
         del named_tensors, load_format
         return self.succeeds, "as told"
+
+    def check_weights(self, **_: object) -> None:
+        pass
 
     def weight_update_runners(self) -> list[tuple[str, Worker]]:
         return [("target", self)]
@@ -462,6 +475,23 @@ def test_b34_weights_that_are_written_past_sglang_are_new_ones(attach: Attach) -
 
     assert tree.match(tokens, "again").host_tokens == 0
     assert linker.weights.namespace != before
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("action", ["checksum", "compare", "reset_tensors", "snapshot"])
+def test_b34_pages_of_weights_that_sglangs_checker_made_random_are_never_those_of_the_server(
+    attach: Attach, action: str
+) -> None:
+    tree, linker = attach()
+    before = linker.weights.namespace
+    resets = action == "reset_tensors"
+
+    assert updater_of(tree).check_weights(Check(action)).success
+
+    assert can_store(tree) is not resets
+    flush(tree, None)
+    assert (linker.weights.namespace != before) is resets
+    assert can_store(tree)
 
 
 @pytest.mark.usefixtures("group")

@@ -50,6 +50,7 @@ _HELPERS: Mapping[str, tuple[str, ...]] = MappingProxyType({"record_offload_read
 _UPDATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "begin_weight_update": ("self", "recv_req"),
+        "check_weights": ("self", "recv_req"),
         "end_weight_update": ("self", "recv_req"),
         "flush_cache_after_weight_update": ("self", "recv_req", "success", "message"),
         "update_weights_from_disk": ("self", "recv_req"),

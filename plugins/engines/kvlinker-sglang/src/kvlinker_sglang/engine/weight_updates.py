@@ -2,6 +2,7 @@
 
 SGLang flushes its prefix cache behind an update, and a flush alone does not say whether there was one. Weights that
 come in several updates, or past SGLang into its memory, lie between the begin and the end of a session.
+SGLang's checker of weights may write random ones over them, and flushes nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _UPDATES = (
 _FLUSH = "flush_cache_after_weight_update"
 _BEGIN_SESSION = "begin_weight_update"
 _END_SESSION = "end_weight_update"
+_CHECK = "check_weights"
+_LOOKS = frozenset({"checksum", "compare", "snapshot"})
+"""What SGLang's checker does that leaves weights as they are; `reset_tensors` makes random ones of them."""
 _MARK = "__kvlinker_watches__"
 
 
@@ -65,6 +69,10 @@ class _Update(Protocol):
     weight_version: str | None
 
 
+class _Check(Protocol):
+    action: str
+
+
 class _Answer(Protocol):
     success: bool
 
@@ -80,6 +88,7 @@ def watch_weight_updates() -> None:
         return
     hooks = {
         **dict.fromkeys(_UPDATES, (_begin, HookType.BEFORE)),
+        _CHECK: (_begin_reset, HookType.BEFORE),
         _FLUSH: (_name, HookType.BEFORE),
         _BEGIN_SESSION: (_begin_session, HookType.BEFORE),
         _END_SESSION: (_end_session, HookType.AFTER),
@@ -101,6 +110,11 @@ def _begin(updater: _Updater, *_: object, **__: object) -> None:
     linker = _linker_of(updater)
     if linker is not None:
         linker.weights.begin_update()
+
+
+def _begin_reset(updater: _Updater, recv_req: _Check) -> None:
+    if recv_req.action not in _LOOKS:
+        _begin(updater)
 
 
 def _name(updater: _Updater, recv_req: _Update, success: object, *_: object) -> None:
