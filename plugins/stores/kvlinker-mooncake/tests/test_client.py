@@ -37,12 +37,13 @@ from kvlinker.testing import Gate
 from kvlinker.testing.shelves import LAYERS, Shelf, allow, object_keys
 from kvlinker_mooncake import raw_client
 from kvlinker_mooncake.codes import Code
+from kvlinker_mooncake.parts import row_parts
 from kvlinker_mooncake.raw_client import NEEDED_CALLS, make_raw_client
 
 OK, MISS, FAILED = ReadStatus.OK, ReadStatus.MISS, ReadStatus.FAILED
 WRITTEN = WriteStatus.WRITTEN
 SESSION_START, RANGES = "batch_get_session_start", "batch_get_into_multi_buffer_ranges"
-WHOLE = "batch_get_into_multi_buffers"
+WHOLE, PUT = "batch_get_into_multi_buffers", "batch_put_from_multi_buffer_ranges"
 pytestmark = pytest.mark.usefixtures("clock")
 
 
@@ -486,6 +487,53 @@ def test_no_call_has_more_buffers_than_the_transport_queues(ranges: int, pages: 
     assert statuses == (OK,) * pages
     assert wide.has_landed
     assert 900 < max(buffers for _, buffers in fake.calls) <= 960
+
+
+def test_no_call_of_a_staged_store_has_more_buffers_than_the_transport_queues() -> None:
+    fake, wide = FakeClient(), WidePages(ranges=2, pages=1000)
+    store, keys = open_fake(fake, staged=True, reads="whole"), object_keys(1000)
+
+    (written,) = store.write([wide.batch(keys)], HostAccess(), may_publish=allow)
+    with store.open_read(wide.request(keys)) as session:
+        statuses = session.read(wide.target, HostAccess())
+
+    assert (written, statuses) == ((WRITTEN,) * 1000, (OK,) * 1000)
+    assert wide.has_landed
+    assert fake.moved_by(WHOLE) == fake.moved_by(PUT) == [960, 40]
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "buffers"),
+    [
+        (640, 3, [3]),
+        (1 << 20, 2, [8]),
+        ((1 << 20) + 1, 2, [10]),
+        (8 << 20, 32, [960, 64]),
+        (1 << 31, 2, [960, 960]),
+    ],
+)
+def test_objects_in_host_memory_are_moved_in_buffers_that_a_segment_sends_side_by_side(
+    size: int, count: int, buffers: list[int]
+) -> None:
+    rows, names = [(at, (1 + at) * size) for at in range(count)], [str(at) for at in range(count)]
+
+    parts = list(row_parts(rows, names, size, call_bytes=1 << 40, owner=None))
+
+    assert [part.buffers for part in parts] == buffers
+    found = [
+        (name, pointer - (1 + at) * size, length, offset)
+        for part in parts
+        for at, name, *columns in zip(
+            part.positions, part.names, part.pointers, part.sizes, part.offsets, strict=True
+        )
+        for pointer, length, offset in zip(*columns, strict=True)
+    ]
+    for name in names:
+        own = [(place, length) for one, place, length, offset in found if one == name]
+        assert own == [(offset, length) for one, _, length, offset in found if one == name]
+        ends = [place + length for place, length in own]
+        assert [place for place, _ in own] == [0, *ends[:-1]]
+        assert ends[-1] == size
 
 
 # ---- life time ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadStatus
 from kvlinker_mooncake.client import Found
 from kvlinker_mooncake.codes import Code
-from kvlinker_mooncake.parts import CallPart
+from kvlinker_mooncake.parts import row_parts, rows_of_call
 from kvlinker_mooncake.reading import MooncakeReadSession, host_objects
 from kvlinker_mooncake.state import StoreState, checksum
 
@@ -47,7 +47,7 @@ class StagedReadSession(MooncakeReadSession):
         self._check(plan)
         until = time.monotonic() + self._state.options.transfer_seconds
         for size, positions in self._look().items():
-            each = max(1, self._state.options.call_bytes // size)
+            each = rows_of_call(size, self._state.options.call_bytes)
             for start in range(0, len(positions), each):
                 chosen = positions[start : start + each]
                 if time.monotonic() <= until:
@@ -77,9 +77,9 @@ class StagedReadSession(MooncakeReadSession):
     ) -> None:
         with self._state.blocks.block(len(positions) * size) as block:
             rows = block[: len(positions) * size].reshape(len(positions), size)
-            part = CallPart(owner=block)
-            for row, at in enumerate(positions):
-                part.add(at, self._names[at], ([rows.ctypes.data + row * size], [size], [0]))
+            starts = [(at, rows.ctypes.data + row * size) for row, at in enumerate(positions)]
+            limit = self._state.options.call_bytes
+            (part,) = row_parts(starts, self._names, size, call_bytes=limit, owner=block)
             codes = self._state.client.get_whole(part, into_pools=False)
             came = [row for row, code in enumerate(codes) if code == size]
             for row, code in enumerate(codes):

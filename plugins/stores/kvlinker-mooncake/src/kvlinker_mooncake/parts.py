@@ -9,10 +9,12 @@ import numpy as np
 
 from kvlinker.plans import LayerMetadata, TransferPlan
 
-__all__ = ["MAX_BUFFERS", "CallPart", "buffers_of", "parts_of"]
+__all__ = ["MAX_BUFFERS", "CallPart", "buffers_of", "parts_of", "row_parts", "rows_of_call"]
 
 MAX_BUFFERS = 960
 """The TCP transport queues 1024 transfers for a peer, and fails what is more, sometimes after a minute."""
+_PIECE_BYTES = 256 << 10
+"""Of one buffer of host memory: the segment sends one while another arrives; in one of 8 MB both take turns."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -43,6 +45,45 @@ class CallPart:
         for column, values in zip((self.pointers, self.sizes, self.offsets), ranges, strict=True):
             column.append(values)
         self.expected.append(sum(ranges[1]))
+
+
+def rows_of_call(size: int, call_bytes: int) -> int:
+    """Return how many objects of some bytes one call moves from or to rows of host memory."""
+    pieces = len(_pieces(0, size)[0])
+    return max(1, min(MAX_BUFFERS // pieces, call_bytes // size))
+
+
+def row_parts(
+    rows: Sequence[tuple[int, int]],
+    names: Sequence[str],
+    size: int,
+    *,
+    call_bytes: int,
+    owner: object,
+) -> Iterator[CallPart]:
+    """Yield what moves whole objects from or to host memory, in order.
+
+    Args:
+        rows: position and address of each object to move.
+        names: of all objects, by position.
+        size: bytes of an object.
+        call_bytes: see `parts_of`.
+        owner: keeps the memory alive.
+    """
+    each = rows_of_call(size, call_bytes)
+    for start in range(0, len(rows), each):
+        part = CallPart(owner=owner)
+        for position, address in rows[start : start + each]:
+            part.add(position, names[position], _pieces(address, size))
+        yield part
+
+
+def _pieces(address: int, size: int) -> tuple[list[int], list[int], list[int]]:
+    """Return pointers, sizes and offsets of the buffers that one object in host memory is moved in."""
+    piece = max(_PIECE_BYTES, -(-size // MAX_BUFFERS))
+    offsets = list(range(0, size, piece))
+    sizes = [min(piece, size - offset) for offset in offsets]
+    return [address + offset for offset in offsets], sizes, offsets
 
 
 def buffers_of(plan: TransferPlan) -> int:

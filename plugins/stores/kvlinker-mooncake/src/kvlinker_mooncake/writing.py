@@ -23,7 +23,7 @@ from kvlinker.framed_objects import frame_pages
 from kvlinker.frames import FrameLayout
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
 from kvlinker_mooncake.codes import CONTENDED, FULL, Code
-from kvlinker_mooncake.parts import MAX_BUFFERS, CallPart, parts_of
+from kvlinker_mooncake.parts import CallPart, parts_of, row_parts
 from kvlinker_mooncake.state import StoreState, checksum
 
 __all__ = ["MAX_OBJECT_BYTES", "write_batches"]
@@ -255,13 +255,8 @@ class _Writer:
             return
         size = work.object_bytes
         rows = {at: work.rows.ctypes.data + row * size for row, at in enumerate(work.fresh)}
-        each = min(MAX_BUFFERS, max(1, limit // size))
-        begun = list(work.begun)
-        for start in range(0, len(begun), each):
-            part = CallPart(owner=work.rows)
-            for at in begun[start : start + each]:
-                part.add(at, work.names[at], ([rows[at]], [size], [0]))
-            yield part
+        begun = [(at, rows[at]) for at in work.begun]
+        yield from row_parts(begun, work.names, size, call_bytes=limit, owner=work.rows)
 
     # ---- publishing -----------------------------------------------------------------------------
 
