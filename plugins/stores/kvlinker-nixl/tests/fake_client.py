@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,13 @@ class Handle:
     local: NDArray[np.uint64]
     remote: NDArray[np.uint64]
     is_moved: bool = False
+    thread: str = ""
+    """Name of the thread that began it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return int(self.local[:, 1].sum())
 
 
 @dataclass
@@ -31,6 +39,7 @@ class FakeClient:
     """Whether transfers fail now."""
     most_regions: int = 1 << 20
     """Of host memory, in each agent."""
+    begun: list[Handle] = field(default_factory=list)
     released: list[object] = field(default_factory=list)
     agents: list[FakeAgent] = field(default_factory=list)
 
@@ -77,6 +86,9 @@ class FakeAgent:
         return Handle(operation, local_descs, remote_descs)
 
     def transfer(self, handle: object) -> str:
+        assert isinstance(handle, Handle)
+        handle.thread = threading.current_thread().name
+        self._client.begun.append(handle)
         return self.check_xfer_state(handle)
 
     def check_xfer_state(self, handle: object) -> str:

@@ -25,8 +25,12 @@ _FIRST_POLL_SECONDS = 0.00002
 _MAX_POLL_SECONDS = 0.001
 _WORKING_SECONDS = 0.00005
 """A question that takes longer has moved something."""
-_CACHED_BYTES = 16 << 20
+_CACHED_BYTES = 8 << 20
 """So much is looked at again while it is in the processor's last cache; with less, calls cost more than memory."""
+_LEAST_BYTES = 2 << 20
+"""Of which what is done once for each transfer costs little."""
+_TURNS = 5
+"""Transfers of one call: what is done behind the last one, and before the second, goes on beside none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +93,15 @@ class Line:
         self.kept: list[Registration] = []
         """Of files that transfers name; released with the line."""
 
-    def bytes_at_once(self, *, is_cached: bool) -> int:
-        """Return how many bytes to move before they are looked at: few where memory is what limits, not a device."""
-        return min(self.limits.call_bytes, _CACHED_BYTES) if is_cached else self.limits.call_bytes
+    def bytes_at_once(self, total: int, *, is_cached: bool) -> int:
+        """Return how many of some bytes to move before they are looked at, which others are moved beside.
+
+        Args:
+            total: bytes of a call.
+            is_cached: memory is what limits, and not a device: then no more than a cache has.
+        """
+        most = _CACHED_BYTES if is_cached else self.limits.call_bytes
+        return min(max(total // _TURNS, _LEAST_BYTES), most, self.limits.call_bytes)
 
     def __str__(self) -> str:
         """Return the store and the direction, for messages."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 from kvlinker_nixl.agents import Operation
+from kvlinker_nixl.aside import Aside
+from kvlinker_nixl.blocks import Block
 from kvlinker_nixl.depots import ABSENT
 from kvlinker_nixl.moving import descriptors
 from kvlinker_nixl.pool_memory import PoolRanges, range_numbers
@@ -116,23 +119,22 @@ class SlotReadSession(ReadSession):
         each = max(1, self._state.reads.limits.call_bytes // row_bytes)
         for part in parts_of(len(positions), each):
             offsets = self._pins.offsets[positions[part]]
-            with self._fetched(offsets, row_bytes) as rows:
+            with self._state.reads.blocks.borrow(len(offsets) * row_bytes) as block:
+                self._fetch(offsets, row_bytes, block)
+                rows = block.rows(len(offsets), row_bytes)
                 yield from [row[:size].tobytes() for row in rows]
 
-    @contextmanager
-    def _fetched(self, offsets: IndexArray, row_bytes: int) -> Iterator[NDArray[np.uint8]]:
-        """Read as many bytes at each offset of the space: uint8 [offsets, row_bytes], for the length of a block."""
+    def _fetch(self, offsets: IndexArray, row_bytes: int, block: Block) -> None:
+        """Read as many bytes at each offset of the space into the rows of a block."""
         target, line = self._pins.target, self._state.reads
-        with line.blocks.borrow(len(offsets) * row_bytes) as block:
-            addresses = block.address + np.arange(len(offsets), dtype=np.int64) * row_bytes
-            line.move(
-                Operation.READ,
-                descriptors(addresses, row_bytes, 0),
-                descriptors(offsets, row_bytes, target.device),
-                target,
-                block=block,
-            )
-            yield block.rows(len(offsets), row_bytes)
+        addresses = block.address + np.arange(len(offsets), dtype=np.int64) * row_bytes
+        line.move(
+            Operation.READ,
+            descriptors(addresses, row_bytes, 0),
+            descriptors(offsets, row_bytes, target.device),
+            target,
+            block=block,
+        )
 
     def _fail(self, positions: IndexArray, status: int) -> None:
         """Drop objects that are not what they should be, unless their places are others' by now."""
@@ -170,67 +172,96 @@ class SlotReadSession(ReadSession):
     def _read_direct(
         self, part: FoundObjects, numbers: IndexArray, ranges: IndexArray, plan: TransferPlan
     ) -> None:
-        """Let the bytes land in pool memory, and compare them there; what is wrong there is not reported as right."""
-        each = max(1, self._state.read_bytes // int(plan.range_bytes.sum()))
-        for chosen in parts_of(len(numbers), each):
-            self._land(part, numbers[chosen], ranges, plan)
+        """Let the bytes land in pool memory, and compare them there; what is wrong there is not reported as right.
 
-    def _land(
-        self, part: FoundObjects, numbers: IndexArray, ranges: IndexArray, plan: TransferPlan
-    ) -> None:
-        positions = part.positions[numbers]
-        chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
-        starts = self._pins.offsets[positions] + part.header_bytes
+        Some objects are compared while the next ones land.
+        """
+        size = int(plan.range_bytes.sum())
+        total = len(numbers) * size
+        each = max(1, self._state.read_bytes(total) // size)
+        landed: tuple[IndexArray, PoolRanges] | None = None
+        with Aside(total) as aside:
+            for chosen in parts_of(len(numbers), each):
+                some = numbers[chosen]
+                places = PoolRanges(_pages_of(plan, part.positions[some]))
+                land = partial(self._land, part, some, places)
+                if landed is None:
+                    land()
+                else:
+                    aside.begin(land)
+                    self._compare(part, *landed, ranges)
+                    aside.finish()
+                landed = some, places
+            if landed is not None:
+                self._compare(part, *landed, ranges)
+
+    def _land(self, part: FoundObjects, numbers: IndexArray, places: PoolRanges) -> None:
         target = self._pins.target
-        places = PoolRanges(chosen)
+        starts = self._pins.offsets[part.positions[numbers]] + part.header_bytes
         local, remote = places.descriptors(starts, target)
         self._state.reads.move(Operation.READ, local, remote, target, memory=places.memory)
+
+    def _compare(
+        self, part: FoundObjects, numbers: IndexArray, places: PoolRanges, ranges: IndexArray
+    ) -> None:
+        """Compare what landed with the checksums of its objects, where there are any."""
         if not self._state.has_checksums:
             return
         expected = part.headers.checksums[numbers[:, None], ranges]
         is_right = (places.sums() == expected).all(axis=1)
         if not is_right.all():
-            self._fail(positions[~is_right], _CORRUPT)
+            self._fail(part.positions[numbers[~is_right]], _CORRUPT)
 
     def _read_staged(
         self, part: FoundObjects, numbers: IndexArray, plan: TransferPlan, memory: DeviceAccess
     ) -> None:
-        """Read into host memory, compare, and copy what is right."""
-        limit = self._state.read_bytes
-        for piece in cut_plan(part.headers, int(numbers[0]), plan, limit):
-            good = numbers[self._status[part.positions[numbers]] == _OK]
-            each = max(1, limit // (piece.size + 2 * self._state.alignment))
-            for chosen in parts_of(len(good), each):
-                self._read_piece(part, good[chosen], piece, memory)
+        """Read into host memory, compare, and copy what is right: some of it while the next bytes are read."""
+        chunks = list(self._chunks(part, numbers, plan))
+        blocks, most = self._state.reads.blocks, max(chunk.size for chunk in chunks)
+        with ExitStack() as lent, Aside(most * len(chunks)) as aside:
+            halves = [lent.enter_context(blocks.borrow(most)) for _ in chunks[:2]]
+            self._fetch(chunks[0].offsets, chunks[0].row_bytes, halves[0])
+            for at, chunk in enumerate(chunks):
+                for following in chunks[at + 1 : at + 2]:
+                    half = halves[(at + 1) % 2]
+                    aside.begin(partial(self._fetch, following.offsets, following.row_bytes, half))
+                rows = halves[at % 2].rows(len(chunk.numbers), chunk.row_bytes)
+                is_right = self._landed(part, chunk, _Rows(rows, chunk.lead), memory)
+                if not is_right.all():
+                    self._fail(part.positions[chunk.numbers[~is_right]], _CORRUPT)
+                aside.finish()
 
-    def _read_piece(
-        self, part: FoundObjects, numbers: IndexArray, piece: Piece, memory: DeviceAccess
-    ) -> None:
-        positions = part.positions[numbers]
-        first = part.header_bytes + piece.start
-        lead = first % self._state.alignment
-        row_bytes = round_up(lead + piece.size, self._state.alignment)
-        offsets = self._pins.offsets[positions] + first - lead
-        with self._fetched(offsets, row_bytes) as rows:
-            is_right = self._landed(part, numbers, piece, _Rows(rows, lead), memory)
-        if not is_right.all():
-            self._fail(positions[~is_right], _CORRUPT)
+    def _chunks(
+        self, part: FoundObjects, numbers: IndexArray, plan: TransferPlan
+    ) -> Iterator[_Chunk]:
+        """Yield what is read at a time: some neighbouring ranges of some objects."""
+        alignment = self._state.alignment
+        limit = self._state.read_bytes(len(numbers) * int(plan.range_bytes.sum()))
+        for piece in cut_plan(part.headers, int(numbers[0]), plan, limit):
+            first = part.header_bytes + piece.start
+            lead = first % alignment
+            row_bytes = round_up(lead + piece.size, alignment)
+            ranges = range_numbers(part.headers, int(numbers[0]), piece.plan)
+            for chosen in parts_of(len(numbers), max(1, limit // row_bytes)):
+                some = numbers[chosen]
+                yield _Chunk(
+                    numbers=some,
+                    offsets=self._pins.offsets[part.positions[some]] + first - lead,
+                    row_bytes=row_bytes,
+                    lead=lead,
+                    piece=piece,
+                    ranges=ranges,
+                )
 
     def _landed(
-        self,
-        part: FoundObjects,
-        numbers: IndexArray,
-        piece: Piece,
-        rows: _Rows,
-        memory: DeviceAccess,
+        self, part: FoundObjects, chunk: _Chunk, rows: _Rows, memory: DeviceAccess
     ) -> NDArray[np.bool_]:
-        """Copy a piece of some objects into the pools, and return which of them are right: [objects]."""
-        positions, plan = part.positions[numbers], piece.plan
-        chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
+        """Copy a chunk into the pools, and return which of its objects are right: [objects]."""
+        piece, numbers, ranges = chunk.piece, chunk.numbers, chunk.ranges
+        chosen = _pages_of(piece.plan, part.positions[numbers])
         if not self._state.has_checksums:
             memory.copy_in(chosen, rows.objects(piece))
             return np.ones(len(numbers), dtype=np.bool_)
-        ranges = range_numbers(part.headers, int(numbers[0]), chosen)
         sums = None if ranges is None else room_for_sums(chosen, memory, checksum)
         if ranges is not None and sums is not None:  # one pass over the bytes, and not two
             memory.copy_in(chosen, rows.objects(piece, sums=sums))
@@ -245,6 +276,33 @@ class SlotReadSession(ReadSession):
             right = np.flatnonzero(is_right)
             memory.copy_in(chosen.select(right), rows.objects(piece, chosen=right))
         return is_right
+
+
+def _pages_of(plan: TransferPlan, positions: IndexArray) -> TransferPlan:
+    """Return the plan of some pages, ascending; itself where these are all."""
+    return plan if len(positions) == plan.num_pages else plan.select(positions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Chunk:
+    """Bytes that are read at a time, as many of each object."""
+
+    numbers: IndexArray
+    """[objects] which ones of their part."""
+    offsets: IndexArray
+    """[objects] where reading begins in the space."""
+    row_bytes: int
+    """Bytes that are read of each."""
+    lead: int
+    """Bytes in front of what was wanted."""
+    piece: Piece
+    ranges: IndexArray | None
+    """[spans] which range of an object each span of the piece is; None where one is a part of several."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all objects."""
+        return len(self.numbers) * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -54,15 +54,13 @@ class SlotState:
         self.has_checksums = has_checksums
         self._counts = EventCounts(_EVENTS)
 
-    @property
-    def read_bytes(self) -> int:
-        """Bytes that a load moves before it compares them."""
-        return self.reads.bytes_at_once(is_cached=self.alignment < _BLOCK)
+    def read_bytes(self, total: int) -> int:
+        """Return how many bytes a load moves before it compares them, of so many in all."""
+        return self.reads.bytes_at_once(total, is_cached=self.alignment < _BLOCK)
 
-    @property
-    def write_bytes(self) -> int:
-        """Bytes that an offload puts together before it moves them."""
-        return self.writes.bytes_at_once(is_cached=self.alignment < _BLOCK)
+    def write_bytes(self, total: int) -> int:
+        """Return how many bytes an offload puts together before it moves them, of so many in all."""
+        return self.writes.bytes_at_once(total, is_cached=self.alignment < _BLOCK)
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a counter."""

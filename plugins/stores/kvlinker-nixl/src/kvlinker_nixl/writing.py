@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from kvlinker.named_values import parts_of
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
 from kvlinker_nixl.agents import Operation
+from kvlinker_nixl.aside import Aside
 from kvlinker_nixl.blocks import Block
 from kvlinker_nixl.depots import EXISTS, Reservation
 from kvlinker_nixl.moving import LateTransferError, descriptors
@@ -140,20 +143,30 @@ class _Write:
         offsets: IndexArray,
         memory: DeviceAccess,
     ) -> None:
-        """Frame objects in host memory, and move the frames."""
+        """Frame objects in host memory, and move the frames: some of them while the next ones are framed."""
         line, size = self._state.writes, work.frame_bytes
         row_bytes = round_up(size, self._state.alignment)
-        each = max(1, self._state.write_bytes // row_bytes)
-        for part in parts_of(len(positions), each):
-            count = len(positions[part])
-            with line.blocks.borrow(count * row_bytes) as block:
+        each = max(1, self._state.write_bytes(len(positions) * row_bytes) // row_bytes)
+        parts = list(parts_of(len(positions), each))
+        most = len(positions[parts[0]]) * row_bytes
+        with ExitStack() as lent, Aside(most * len(parts)) as aside:
+            halves = [lent.enter_context(line.blocks.borrow(most)) for _ in parts[:2]]
+            for at, part in enumerate(parts):
+                block, count = halves[at % 2], len(positions[part])
                 rows = block.rows(count, row_bytes)
                 frame_pages(
                     work.batch, work.layout, positions[part], rows, memory, checksum=checksum
                 )
                 rows[:, size:] = 0
+                aside.finish()
                 addresses = block.address + np.arange(count) * row_bytes
-                self._write(work, reservation, (addresses, offsets[part]), row_bytes, block)
+                write = partial(
+                    self._write, work, reservation, (addresses, offsets[part]), row_bytes, block
+                )
+                if part is parts[-1]:
+                    write()
+                else:
+                    aside.begin(write)
 
     def _write(
         self,
@@ -183,20 +196,24 @@ class _Write:
     def _move_direct(
         self, work: _Work, reservation: Reservation, positions: IndexArray, offsets: IndexArray
     ) -> None:
-        """Move payloads from where they are in pool memory, and headers from a block."""
+        """Move payloads from where they are in pool memory while their checksums are made, and headers from a block."""
         plan = work.batch.plan
         chosen = plan if len(positions) == plan.num_pages else plan.select(positions)
         target, line = reservation.target, self._state.writes
         places = PoolRanges(chosen)
         local, remote = places.descriptors(offsets + work.layout.header_bytes, target)
-        headers = encode_headers(
-            work.layout,
-            [work.batch.keys[at] for at in positions.tolist()],
-            work.batch.fingerprint,
-            self._sums(chosen, places),
-            checksum=checksum,
-        )
-        line.move(Operation.WRITE, local, remote, target, memory=places.memory)
+        with Aside(chosen.total_bytes) as aside:
+            aside.begin(
+                partial(line.move, Operation.WRITE, local, remote, target, memory=places.memory)
+            )
+            headers = encode_headers(
+                work.layout,
+                [work.batch.keys[at] for at in positions.tolist()],
+                work.batch.fingerprint,
+                self._sums(chosen, places),
+                checksum=checksum,
+            )
+            aside.finish()
         with line.blocks.borrow(headers.nbytes) as block:
             block.rows(*headers.shape)[:] = headers
             addresses = block.address + np.arange(len(headers)) * headers.shape[1]
