@@ -89,6 +89,16 @@ def test_b34_one_trained_tensor_of_many_changes_the_digest(tmp_path: Path) -> No
     assert len(digests) == len(sizes) + 1
 
 
+def test_b34_the_same_bytes_under_other_names_have_another_digest(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    digests = []
+    for name in ("k_proj", "v_proj"):
+        write_tensors(file, [bytes(BIG)], name=name)
+        digests.append(checkpoint_digest(str(file)))
+
+    assert digests[0] != digests[1]
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -195,6 +205,24 @@ def test_b34_another_configuration_or_size_has_another_digest(tmp_path: Path) ->
     assert len({checkpoint_digest(str(folder)) for folder in (one, two, three)}) == 3
 
 
+def test_b34_other_code_in_a_checkpoint_has_another_digest(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "a")
+    digests = []
+    for code in ("scale = 1", "scale = 2"):
+        (folder / "modeling_own.py").write_text(code, encoding="utf-8")
+        digests.append(checkpoint_digest(str(folder)))
+
+    assert digests[0] != digests[1]
+
+
+def test_k2_what_tools_hide_in_a_folder_is_no_part_of_the_weights(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "a")
+    before = checkpoint_digest(str(folder))
+    make_checkpoint(folder / ".cache")
+
+    assert checkpoint_digest(str(folder)) == before
+
+
 def test_a_tokenizer_is_no_part_of_the_weights(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "a")
     before = checkpoint_digest(str(folder))
@@ -234,6 +262,23 @@ def test_k2_what_is_configured_stands_in_place_of_the_defaults(tmp_path: Path) -
     fields = dict(namespace.fields)
     assert (fields["model_id"], fields["weights_version"], fields["producer"]) == ("m", "7", "p")
     assert fields["tenant"] == "t"
+
+
+def test_k2_a_revision_is_part_of_the_models_name() -> None:
+    names = [
+        make_namespace(
+            NamespaceConfig(weights_version="7"),
+            ModelFacts(
+                engine_version="0.5.23",
+                model=Checkpoint(path="org/model", revision=revision),
+                weights_version=None,
+            ),
+            launch="one",
+        ).model_id
+        for revision in (None, "main")
+    ]
+
+    assert names == ["org/model", "org/model@main"]
 
 
 @pytest.mark.parametrize(
@@ -317,3 +362,5 @@ def test_k1_a_secret_keys_the_namespace_and_is_not_shown(
 
     assert namespace.digest != make_namespace(NamespaceConfig(), facts).digest
     assert secret not in repr(namespace)
+    monkeypatch.setenv("KV_SECRET", f"{secret}, and more")
+    assert namespace.digest != make_namespace(config, facts).digest

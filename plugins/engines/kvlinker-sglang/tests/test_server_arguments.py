@@ -93,7 +93,36 @@ def test_a_value_has_one_text(value: object, text: str) -> None:
     assert texts_of("model", modelopt_quant=value) == {"modelopt_quant": text}
 
 
-@pytest.mark.parametrize("name", ["dummy", "remote_instance", "flash_rl", "of_tomorrow", None])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("model_loader_extra_config", '{{"access_key": "{}"}}'),
+        ("json_model_override_args", "s3://user:{}@host/bucket"),
+        ("an_api_key", "{}"),
+    ],
+)
+def test_k1_what_may_be_a_secret_is_in_by_a_digest(name: str, form: str) -> None:
+    texts = [texts_of("model", **{name: form.format(value)}) for value in ("s3cret", "other")]
+
+    assert texts[0] != texts[1]
+    assert "s3cret" not in str(texts)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dummy",
+        "flash_rl",
+        "ipc_cache",
+        "local_cached",
+        "private",
+        "rdma",
+        "remote",
+        "remote_instance",
+        "of_tomorrow",
+        None,
+    ],
+)
 def test_k2_weights_of_these_formats_are_unknown(name: str | None) -> None:
     assert not is_loaded_from_files(name)
 

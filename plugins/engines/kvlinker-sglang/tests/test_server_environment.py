@@ -45,6 +45,7 @@ def test_k2_a_variable_that_is_not_known_to_be_harmless_is_in(name: str) -> None
         "SGL_FORCE_SHUTDOWN",
         "NCCL_DEBUG",
         "FLASHINFER_WORKSPACE_BASE",
+        "ONEDNN_VERBOSE",
         "TORCHINDUCTOR_CACHE_DIR",
         "CUDA_VISIBLE_DEVICES",
         "PATH",

@@ -84,6 +84,15 @@ def test_k2_a_name_that_was_used_before_begins_an_epoch() -> None:
     assert str(second.weights_version).startswith("epoch ")
 
 
+def test_k2_of_two_updates_before_a_flush_the_last_one_names_the_weights() -> None:
+    engine = Engine()
+    watch, other = engine.watch(), engine.watch()
+    watch.begin_update()
+    watch.name_update("step 6")
+
+    assert updated(watch, "step 7") == updated(other, "step 7")
+
+
 # ---- sessions of several updates --------------------------------------------------------------
 
 

@@ -40,8 +40,9 @@ _MOST_ENTRIES = 4096
 """More of them are no folder that somebody made for a server to read."""
 _DIGEST_BYTES = 12
 _WEIGHTS = frozenset({".bin", ".gguf", ".pt", ".pth", ".safetensors"})
-_FACTS = ("config.json", "_config.json", ".index.json", "params.json")
-"""Ends of the names of files that say what the weights mean; a tokenizer changes no KV of given tokens."""
+_FACTS = ("config.json", "_config.json", ".index.json", "params.json", ".py")
+"""Ends of the names of files that say what the weights mean, or compute with them where SGLang runs a checkpoint's own
+code (--trust-remote-code); a tokenizer changes no KV of given tokens."""
 
 _Sampled = tuple[str, int, bytes]
 

@@ -11,10 +11,17 @@ from typing import Annotated, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvlinker.errors import ContractError
+from kvlinker.keys import digest_fields
 from kvlinker.secret_references import RevealedSecret
 from kvlinker_sglang.json_words import json_kind
 
-__all__ = ["SecretReference", "check_without_secrets", "looks_like_secret", "resolve_secrets"]
+__all__ = [
+    "SecretReference",
+    "check_without_secrets",
+    "looks_like_secret",
+    "resolve_secrets",
+    "secret_digest",
+]
 
 _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?$|secret|token$|api_?key|access_?key|private_?key|credential|auth$",
@@ -23,6 +30,7 @@ _SECRET_NAME = re.compile(
 _URL_PASSWORD = re.compile(r"\w+://[^/\s:@]*:[^/\s@]+@")
 _REFERENCE_IN_TEXT = re.compile(r"\$\{(?:env|file):[^{}]+\}")
 """How stores that read secrets themselves refer to them, such as in the password's place of an address."""
+_DIGEST_BYTES = 12
 
 
 class SecretReference(BaseModel):
@@ -69,6 +77,12 @@ class SecretReference(BaseModel):
 def looks_like_secret(name: str, value: str) -> bool:
     """Return whether a value must reach no log: by its name, or because it is an address with a password."""
     return bool(_SECRET_NAME.search(name) or _URL_PASSWORD.search(value))
+
+
+def secret_digest(value: str) -> str:
+    """Return what stands for a value that may be a secret, where texts are compared and logged."""
+    fields = (value.encode(errors="surrogateescape"),)
+    return f"digest {digest_fields('kvlinker-sglang.variable/1', fields, size=_DIGEST_BYTES).hex()}"
 
 
 def check_without_secrets(options: Mapping[str, object], where: str) -> None:

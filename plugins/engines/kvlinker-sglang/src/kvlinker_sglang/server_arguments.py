@@ -7,12 +7,14 @@ argument that is new in SGLang is one that nobody has looked at yet, and a key t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 
 from kvlinker_sglang.checkpoints import content_text
+from kvlinker_sglang.secret_references import looks_like_secret, secret_digest
 
 __all__ = ["ServerArgument", "is_loaded_from_files", "known_names", "value_arguments"]
 
@@ -148,6 +150,8 @@ _HARMLESS = frozenset(
 """Arguments of the other groups that change no value; paths of checkpoints stand for themselves in the namespace."""
 _PLACES = ("_config", "_file", "_map", "_path", "_profile")
 """Ends of the names of arguments whose value may be a file or a folder: what is in it counts, and not where it lies."""
+_KEY = re.compile(r'"(\w+)"\s*:')
+"""A key of an object in JSON, as which several arguments are given."""
 _LOADS_FILES = frozenset(
     [
         "auto",
@@ -189,6 +193,8 @@ def known_names() -> frozenset[str]:
 def value_arguments(arguments: Mapping[str, ServerArgument]) -> dict[str, str]:
     """Return the arguments that values may depend on, by name, each as a text that is the same on every host.
 
+    What may be a secret stands there by a digest, since the texts are logged.
+
     Raises:
         ContractError: a file or a folder that one of them names cannot be read.
     """
@@ -204,10 +210,12 @@ def _may_change_values(name: str, group: str) -> bool:
 
 
 def _text(name: str, value: object) -> str:
-    if isinstance(value, str):
-        content = content_text(name, value) if name.endswith(_PLACES) else None
-        return content or value
-    return json.dumps(value, sort_keys=True, default=_plain)
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=_plain)
+    if any(looks_like_secret(key, text) for key in (name, *_KEY.findall(text))):
+        return secret_digest(text)
+    if isinstance(value, str) and name.endswith(_PLACES):
+        return content_text(name, value) or value
+    return text
 
 
 def _plain(value: object) -> object:

@@ -10,9 +10,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvlinker.keys import digest_fields
 from kvlinker_sglang.checkpoints import content_text
-from kvlinker_sglang.secret_references import looks_like_secret
+from kvlinker_sglang.secret_references import looks_like_secret, secret_digest
 
 __all__ = ["known_variables", "value_variables"]
 
@@ -142,7 +141,6 @@ _LIBRARY_NAMES = frozenset(
         "XHS_VIDEO_JPEG_QUALITY",
     ]
 )
-_DIGEST_BYTES = 12
 
 
 def known_variables() -> frozenset[str]:
@@ -182,12 +180,7 @@ def _may_change_values(name: str) -> bool:
 
 def _text(name: str, value: str) -> str:
     if looks_like_secret(name, value):
-        digest = digest_fields(
-            "kvlinker-sglang.variable/1",
-            (value.encode(errors="surrogateescape"),),
-            size=_DIGEST_BYTES,
-        )
-        return f"digest {digest.hex()}"
+        return secret_digest(value)
     content = content_text(name, value)
     if content is None:
         return value
