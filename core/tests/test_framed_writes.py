@@ -42,9 +42,6 @@ class DraftedWrite(FramedWrite):
         for at in work.fresh.tolist():
             work.statuses[at] = WRITTEN
 
-    def forget(self) -> None:
-        self.events.append("forget")
-
     def end(self) -> None:
         self.events.append("end")
 
@@ -72,17 +69,17 @@ def test_frames_are_staged_a_few_at_a_time_and_published_batch_by_batch(
     assert write.events == ["stage 2", "stage 2", "stage 1", "stage 2", *["publish"] * 2, "end"]
 
 
-def test_l7_without_permission_everything_is_discarded_and_forgotten(
+def test_l7_without_permission_everything_is_discarded(
     store: DictionaryStore, shelf: Shelf
 ) -> None:
     write = DraftedWrite(store, [shelf.batch(object_keys(2))])
 
     assert write.run(shelf.access, lambda: False) == ((DISCARDED,) * 2,)
-    assert write.events == ["stage 2", "forget", "end"]
+    assert write.events == ["stage 2", "end"]
     assert store.stats().counters["discarded"] == 2
 
 
-def test_what_is_raised_before_the_permission_forgets_and_ends(
+def test_what_is_raised_before_the_permission_ends_the_write(
     store: DictionaryStore, shelf: Shelf
 ) -> None:
     write = DraftedWrite(store, [shelf.batch(object_keys(2))])
@@ -92,7 +89,7 @@ def test_what_is_raised_before_the_permission_forgets_and_ends(
 
     with pytest.raises(KeyboardInterrupt):
         write.run(shelf.access, refuse)
-    assert write.events == ["stage 2", "forget", "end"]
+    assert write.events == ["stage 2", "end"]
 
 
 def test_a_batch_that_cannot_be_published_fails_and_the_one_before_it_is_written(

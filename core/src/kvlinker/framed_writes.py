@@ -116,11 +116,11 @@ class FramedWrite(ABC):
         wanted = work.wanted(range(len(work.statuses)))
         return look_at(self.values, self.state, wanted, size=work.layout.header_bytes)
 
-    def forget(self) -> None:  # noqa: B027  # who keeps nothing anywhere has nothing to forget
-        """Remove what was staged and is not to be published, where that can be done now. Raises nothing."""
-
     def end(self) -> None:  # noqa: B027  # who holds nothing has nothing to release
-        """Release what the call holds; called once, however it ends."""
+        """Release what the call holds, and remove what was staged and became no object, where that can be done now.
+
+        Called once, however the call ends. Raises nothing.
+        """
 
     # ---- what is the same for all ---------------------------------------------------------------
 
@@ -130,26 +130,17 @@ class FramedWrite(ABC):
         """Write; see Store.write."""
         try:
             self._look_up()
-            self._move(memory, may_publish)
+            for work in self.works:
+                self.stage(work, memory)
+            if may_publish():
+                self._publish()
+            else:
+                self._discard()
         finally:
             self.end()
         self._answer_twins()
         works = iter(self.works)
         return tuple(() if empty else tuple(next(works).statuses) for empty in self._empty)
-
-    def _move(self, memory: DeviceAccess, may_publish: Callable[[], bool]) -> None:
-        try:
-            for work in self.works:
-                self.stage(work, memory)
-            is_allowed = may_publish()
-        except BaseException:
-            self.forget()
-            raise
-        if is_allowed:
-            self._publish()
-        else:
-            self._discard()
-            self.forget()
 
     def _look_up(self) -> None:
         first: dict[ObjectKey, tuple[int, int]] = {}

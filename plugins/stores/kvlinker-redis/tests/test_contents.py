@@ -230,8 +230,8 @@ def test_t2_a_draft_ends_by_itself_and_is_no_object(
     assert client.ttl(f"{prefix}:{{{keys[0].hex()}}}") == -1
 
 
-def test_a_writer_that_comes_second_hears_that_the_object_exists(
-    server: RedisServer, open_store: OpenStore
+def test_b73_a_writer_that_comes_second_hears_that_the_object_exists_and_leaves_no_draft(
+    server: RedisServer, open_store: OpenStore, client: Redis, prefix: str
 ) -> None:
     shelf = Shelf(open_store(server))
     rival = shelf.beside(seed=b"rival")
@@ -244,6 +244,7 @@ def test_a_writer_that_comes_second_hears_that_the_object_exists(
     assert shelf.write(keys, may_publish=may_publish) == (EXISTS, WRITTEN)
     assert rival.read(keys[:1]) == (OK,)
     assert shelf.store.stats().objects == 2
+    assert client.keys(f"{prefix}~*") == []  # a draft that nobody needs takes no room
 
 
 def test_a_draft_that_is_evicted_before_it_is_renamed_is_no_object(

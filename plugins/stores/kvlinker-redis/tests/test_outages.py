@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from conftest import OpenStore
@@ -543,8 +544,34 @@ def test_a_password_that_was_changed_is_found_by_the_next_connection(
     assert store.exists(object_keys(1)) == (False,)
 
 
+@pytest.mark.parametrize("call", ["exists", "stats"])
+def test_a_password_that_cannot_be_read_for_a_moment_spoils_no_connection(
+    make_server: MakeServer, open_store: OpenStore, tmp_path: Path, call: str
+) -> None:
+    server = make_server("--requirepass", password := "sesame")
+    file = tmp_path / "password"
+    file.write_text(password)
+    url = server.url.replace("redis://", f"redis://:${{file:{file}}}@")
+    store = open_store(server, url=url)
+    keys = object_keys(1)
+    client = server.client(password=password)
+
+    client.client_kill_filter(_type="normal", skipme=True)
+    file.unlink()
+    for _ in range(2):
+        with pytest.raises(StoreError, match=f"the password's file {file} cannot be read"):
+            store.exists(keys) if call == "exists" else store.stats()
+    file.write_text(password)
+
+    assert store.exists(keys) == (False,)
+    assert store.stats().objects == 0
+
+
 def test_a_user_without_rights_is_told_so(
-    own_server: RedisServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    own_server: RedisServer,
+    open_store: OpenStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     own_server.client().acl_setuser(
         "reader",
@@ -559,6 +586,8 @@ def test_a_user_without_rights_is_told_so(
     shelf = Shelf(open_store(own_server, url=url))
 
     assert shelf.read(object_keys(1)) == (OK,)
-    assert shelf.write(object_keys(2)) == (EXISTS, WriteStatus.FAILED)
+    assert shelf.write(object_keys(5)) == (EXISTS, *[WriteStatus.FAILED] * 4)
+    assert caplog.text.count("objects were not stored: ") == 1
+    assert shelf.store.stats().counters["errors"] == 4
     with pytest.raises(StoreError, match=r"UNLINK was answered with .*permissions.*; allow"):
         shelf.store.delete(object_keys(1))

@@ -44,7 +44,9 @@ def test_b72_half_written_files_are_swept_when_nobody_can_be_writing_them_any_mo
         path.rename(path.with_name(f"{path.name}#2"))
     strangers = tmp_path / options["prefix"] / "notes#1"
     strangers.touch()
-    for path in (old.with_name(f"{old.name}#2"), whole, strangers):
+    folder = fresh.with_name(f"{fresh.name}#3")
+    folder.mkdir()
+    for path in (old.with_name(f"{old.name}#2"), whole, strangers, folder):
         os.utime(path, (0, 0))
     shelf.store.close()
 
@@ -52,6 +54,7 @@ def test_b72_half_written_files_are_swept_when_nobody_can_be_writing_them_any_mo
 
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {f"{fresh.name}#2", whole.name, "notes#1"}
+    assert folder.is_dir()
 
 
 def test_b76_a_lookup_and_a_load_list_nothing_however_much_the_bucket_holds(

@@ -118,10 +118,13 @@ def test_a_secret_that_somebody_read_from_a_reference_is_no_plain_text_and_is_no
     assert HIDDEN not in f"{caught.value} {options!r} {dict(options.settings)!r}"
 
 
+@pytest.mark.parametrize(
+    "secret", [HIDDEN, f"{{\n  {HIDDEN}\n}}", f"{HIDDEN} " * 100, f"{HIDDEN}\t\t"]
+)
 def test_a_secret_that_the_library_cannot_use_is_not_repeated(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, secret: str
 ) -> None:
-    monkeypatch.setenv("KV_SECRET", HIDDEN)
+    monkeypatch.setenv("KV_SECRET", secret)
     options = S3StoreOptions(url=URL, settings={"request_payer": "${env:KV_SECRET}"})
 
     with pytest.raises(ContractError, match=r"settings were refused: .*<request_payer>") as caught:
@@ -129,6 +132,16 @@ def test_a_secret_that_the_library_cannot_use_is_not_repeated(
 
     assert HIDDEN not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_an_empty_secret_leaves_what_the_library_says_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KV_SECRET", "")
+    options = S3StoreOptions(url=URL, settings={"request_payer": "${env:KV_SECRET}"})
+
+    with pytest.raises(ContractError, match=r'were refused: Generic Config error: failed to .*""'):
+        open_client(options)
 
 
 def test_a_secret_that_is_not_there_is_an_error_that_says_where_it_should_be(

@@ -43,6 +43,12 @@ SHORT_ALONE = replace(SHORT, seconds=2, calls=150, kills=3, outages=0)
 LONG_ALONE = replace(SoakPlan.long(SOAK_SECONDS / 5), outages=0)
 
 
+@pytest.fixture(autouse=True)
+def one_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each opening begins new threads: with heaps of their own, what they freed would look like a leak."""
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+
+
 @pytest.mark.parametrize(
     "plan",
     [

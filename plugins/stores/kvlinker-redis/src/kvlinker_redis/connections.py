@@ -217,9 +217,16 @@ def _show_sockets(pool: ConnectionPool) -> WeakKeyDictionary[AbstractConnection,
 def credentials_of(address: Address) -> CredentialProvider | None:
     """Return what reads the password anew for each connection, so that a changed one is found."""
     from redis import CredentialProvider
+    from redis.exceptions import RedisError
 
     if address.password is None:
         return None
+
+    class UnreadablePasswordError(StoreError, RedisError):
+        """Of both kinds, since redis-py closes a connection that greets nobody for errors of its own alone.
+
+        Left open, it would be used again, and refused by the server for ever.
+        """
 
     class FromReference(CredentialProvider):
         def __init__(self, username: str | None, reference: SecretReference) -> None:
@@ -227,7 +234,10 @@ def credentials_of(address: Address) -> CredentialProvider | None:
             self._reference = reference
 
         def get_credentials(self) -> tuple[str] | tuple[str, str]:
-            password = self._reference.read("redis store: the password")
+            try:
+                password = self._reference.read("redis store: the password")
+            except StoreError as error:
+                raise UnreadablePasswordError(str(error)) from None
             return (password,) if self._username is None else (self._username, password)
 
     return FromReference(address.username, address.password)

@@ -74,7 +74,7 @@ class RedisStore(FramedStore):
         keys = sum(expect_number(size, "DBSIZE") for _, (_, size) in answers)
         limits = [limit for _, limit in figures]
         return StoreStats(
-            objects=keys if keys > _COUNTED_KEYS else sum(map(len, self._scan())),
+            objects=keys if keys > _COUNTED_KEYS else len(set().union(*self._scan())),
             used_bytes=sum(used for used, _ in figures),
             capacity_bytes=sum(limits) if all(limits) else None,
             counters=self._state.framed.counters,
@@ -113,20 +113,22 @@ class RedisStore(FramedStore):
         return removed
 
     def _scan(self, pattern: str = "") -> Iterator[set[bytes]]:
-        """Yield the names of objects, step by step and each once."""
+        """Yield the names of objects, step by step; some may come again in another step."""
         lane = self._state.reads
         pattern = pattern or self._state.names.pattern
         begin: Command = ("SCAN", 0, "MATCH", pattern, "COUNT", _SCAN_COUNT)
         for node, (reply,) in lane.run_everywhere([begin]):
-            seen: set[bytes] = set()
             cursor, names = _scanned(reply)
-            while True:
-                yield names - seen
-                seen |= names
-                if not cursor:
-                    break
+            yield names
+            passed: set[int] = set()
+            while cursor:
+                if cursor in passed:
+                    msg = f"{lane}: the server lists its keys in a circle, SCAN {cursor} came again"
+                    raise StoreError(msg)
+                passed.add(cursor)
                 step: Command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
                 cursor, names = _scanned(*lane.run_on(node, [step]))
+                yield names
 
 
 def _check_kind(options: RedisStoreOptions, reply: Reply) -> None:

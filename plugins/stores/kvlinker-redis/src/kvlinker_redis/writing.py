@@ -49,6 +49,7 @@ class RedisWrite(FramedWrite):
         self._call = uuid.uuid4().hex
         self._drafts: dict[FramedBatch, dict[int, None]] = {work: {} for work in self.works}
         """Positions of the objects that were sent, in order: a set would not keep it."""
+        self._has_told = False
 
     # ---- drafts ---------------------------------------------------------------------------------
 
@@ -94,15 +95,17 @@ class RedisWrite(FramedWrite):
         if is_full(reply):
             self.state.count("full")
             return WriteStatus.FULL
+        if not self._has_told:  # of many objects, a server says the same
+            self._has_told = True
+            _log.warning("%s: objects were not stored: %s", self.label, reply)
         self.state.count("errors")
-        _log.warning("%s: an object was not stored: %s", self.label, reply)
         return WriteStatus.FAILED
 
     def _draft(self, key: ObjectKey) -> str:
         return self._store.names.of_draft(key, self._call)
 
-    def forget(self) -> None:
-        """See FramedWrite; their time removes drafts in any case."""
+    def end(self) -> None:
+        """See FramedWrite; drafts that became no objects are removed, by their time in any case."""
         keys = [work.batch.keys[at] for work, drafts in self._drafts.items() for at in drafts]
         try:
             self._store.writes.run_in_parts([("UNLINK", self._draft(key)) for key in keys])

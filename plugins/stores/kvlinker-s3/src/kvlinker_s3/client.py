@@ -58,10 +58,12 @@ def _remote(options: S3StoreOptions, settings: Mapping[str, str | bool]) -> Obje
         )
     except (BaseError, ValueError) as error:
         # What the library says may repeat a setting: what comes from references is cut out, and the chain with it.
-        text = brief(error)
+        # Before anything is shortened: a part of a secret is one too.
+        text = str(error)
         for name in _referred(options):
-            text = text.replace(str(settings[name]), f"<{name}>")
-        msg = f"s3 store {options.place}: settings were refused: {text}; obstore's documentation names them"
+            if secret := str(settings[name]):
+                text = text.replace(secret, f"<{name}>")
+        msg = f"s3 store {options.place}: settings were refused: {brief(text)}; obstore's documentation names them"
         raise ContractError(msg) from None
 
 

@@ -72,7 +72,7 @@ def failure_of(error: Exception) -> Failure:
     return Failure.ODD if (is_answered or is_local) and not is_late else Failure.DOWN
 
 
-def brief(error: BaseException) -> str:
-    """Return an error's first lines in one: what follows them is the library's own structure, many lines long."""
-    text = str(error).split("Debug source:", maxsplit=1)[0]
+def brief(said: BaseException | str) -> str:
+    """Return the first lines of an error in one: what follows is the library's own structure, many lines long."""
+    text = str(said).split("Debug source:", maxsplit=1)[0]
     return " ".join(text.split())[:_MAX_TEXT]

@@ -35,8 +35,8 @@ def sweep(url: str, prefix: str) -> int:
             # Of a million files, nearly all are whole.
             if "#" not in entry.name:
                 continue
-            # Another store may sweep, or rename, at the same time.
-            with suppress(FileNotFoundError, PermissionError):
+            # Another store may sweep, or rename, at the same time; what cannot be removed takes room and no more.
+            with suppress(OSError):
                 if _HALF_WRITTEN.fullmatch(entry.name) and entry.stat().st_mtime < latest:
                     Path(entry).unlink()
                     removed += 1
@@ -53,6 +53,6 @@ def _folders(root: str) -> Iterator[str]:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    with suppress(PermissionError):
+    with suppress(OSError):
         return entries_of(folder)
     return []

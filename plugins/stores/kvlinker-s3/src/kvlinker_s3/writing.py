@@ -65,10 +65,8 @@ class S3Write(KeptFramesWrite):
         taken: list[int] = []
         full: list[int] = []
         failures: list[StoreError] = []
-        before, self.may_be_read = (
-            self.may_be_read,
-            True,
-        )  # where a call ends early, others may still run
+        # Where a call ends early, others may still run.
+        before, self.may_be_read = self.may_be_read, True
         answers = store.writes.attempt(asked)
         self.may_be_read = before
         for at, answer in zip(positions, answers, strict=True):
