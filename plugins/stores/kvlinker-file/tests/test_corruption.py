@@ -211,6 +211,24 @@ def test_a_lost_index_is_begun_anew_and_the_files_are_swept(
     assert shelf.get(open_store(), [key(0)]) == (OK,)
 
 
+def test_an_index_whose_damage_cannot_even_be_quoted_is_begun_anew(
+    open_store: OpenStore, shelf: Shelf, folder: Path, key: Key
+) -> None:
+    store = open_store()
+    shelf.put(store, [key(0)])
+    store.close()
+    index = folder / "index.sqlite"
+    damaged = index.read_bytes().replace(b"CREATE TABLE objects", b"CREATE \xa9ABLE objects")
+    assert damaged != index.read_bytes()
+    index.write_bytes(damaged)
+
+    store = open_store()
+
+    assert store.stats().counters["index_lost"] == 1
+    shelf.put(store, [key(0)])
+    assert shelf.get(store, [key(0)]) == (OK,)
+
+
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255), count=st.integers(1, 30))
 def test_a_flipped_byte_in_the_index_costs_objects_and_never_serves_wrong_bytes(

@@ -307,6 +307,9 @@ def _typed_errors(what: Path | str) -> Iterator[None]:
         if code in _OF_THE_SYSTEM:
             raise StoreError(msg) from error
         raise DamagedCatalogError(msg) from error
+    except UnicodeDecodeError as error:  # SQLite quotes what it found, and sqlite3 cannot read that
+        msg = f"store index, {what}: it holds no text where text belongs"
+        raise DamagedCatalogError(msg) from error
 
 
 def _segment_record(row: tuple[object, ...]) -> SegmentRecord | None:
