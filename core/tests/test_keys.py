@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -226,6 +227,34 @@ def test_k1_keys_of_several_pages_come_in_their_order() -> None:
 
     assert builder.object_keys(keys) == tuple(builder.object_key(key) for key in keys)
     assert builder.object_keys([]) == ()
+
+
+def test_k1_keys_are_the_same_when_they_are_asked_for_again_in_any_company(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvlinker.keys._KEPT_KEYS", 8)
+    builder, pages = Parts().builder, [f"page {number}" for number in range(20)]
+    expected = {page: builder.object_key(page) for page in pages}
+
+    for asked in (pages[:5], pages[3:7], pages[:5], pages, pages[18:], [pages[2], pages[2]]):
+        assert builder.object_keys(asked) == tuple(expected[page] for page in asked)
+
+
+def test_k1_text_and_bytes_that_look_alike_stay_two_pages_when_both_are_remembered() -> None:
+    builder = Parts().builder
+
+    for _ in range(2):
+        text, raw = builder.object_keys(["ab", b"ab"])
+        assert text != raw
+
+
+@pytest.mark.parametrize("bad", [["a"], bytearray(b"a"), 7, None, "", b""], ids=repr)
+def test_k1_what_is_no_page_key_is_refused_beside_remembered_ones(bad: object) -> None:
+    builder = Parts().builder
+    builder.object_keys(["a"])
+
+    with pytest.raises(ContractError, match="a page key must be non-empty text or bytes, got"):
+        builder.object_keys(["a", cast("str", bad)])
 
 
 @pytest.mark.parametrize("key", ["", b"", 7, None, ("a",)], ids=repr)

@@ -49,10 +49,15 @@ def test_l4_layers_are_read_together_until_a_read_moves_enough() -> None:
         assert rig.restore("a", KEYS)
         assert reads(rig) == [KV, KV]
 
+
+def test_l4_what_would_be_too_little_for_a_read_of_its_own_is_read_with_the_layers_before() -> None:
+    with linked(Family.MHA) as rig:
+        two = layer_bytes(rig, KV, 0) + layer_bytes(rig, KV, 1)
+
     with linked(Family.MHA, options=replace(PATIENT, min_read_bytes=two + 1)) as rig:
         rig.keep(KEYS)
         assert rig.restore("a", KEYS)
-        assert reads(rig) == [KV, KV]
+        assert reads(rig) == [KV]
 
 
 def test_l4_b65_none_of_them_counts_before_every_pool_of_all_has_landed() -> None:

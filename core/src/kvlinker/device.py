@@ -91,6 +91,19 @@ class HostObjects:
         what = f"span {self.span.label!r}: first_offset"
         object.__setattr__(self, "first_offset", as_integer(self.first_offset, what))
 
+    def summed_into(self, sums: NDArray[np.uint64] | None) -> HostObjects:
+        """Return the same objects, for a copy that makes checksums; for each read, and so nothing is checked again."""
+        other = object.__new__(HostObjects)
+        for name, value in (
+            ("span", self.span),
+            ("slots", self.slots),
+            ("first_offset", self.first_offset),
+            ("copied", None),
+            ("sums", sums),
+        ):
+            object.__setattr__(other, name, value)
+        return other
+
     def check(self, plan: TransferPlan) -> None:
         """Refuse a plan that does not fit.
 

@@ -24,6 +24,8 @@ __all__ = ["DevicePoolEntry"]
 
 _MAX_PAGE_BYTES = 2**63 - 1
 """Plans hold sizes and offsets as int64."""
+_KEPT_RUNS = 256
+"""Sets of layers whose columns are kept: loads ask for the same few over and over."""
 
 
 class DevicePoolEntry:
@@ -111,6 +113,13 @@ class DevicePoolEntry:
             self._components, page_rows=self.page_rows, packed=packed
         )
         self._layer_columns = {layer: self._columns_of(layer) for layer in self.layer_mapping}
+        self._run_columns: dict[tuple[int, ...], SpanColumns] = {}
+        self.layer_bytes: Mapping[int, int] = MappingProxyType(
+            {
+                layer: int(columns.row_bytes.sum()) * self.page_rows
+                for layer, columns in self._layer_columns.items()
+            }
+        )
         self._pages = self._page_space()
 
     # ---- checks -------------------------------------------------------------------------------
@@ -307,11 +316,16 @@ class DevicePoolEntry:
 
     def layers_plan(self, pages: PreparedPages, layers: Iterable[int]) -> TransferPlan | None:
         """Return the plan of the ranges of several layers, each once, or None where none of them has anything here."""
-        mapped = [layer for layer in layers if layer in self._layer_columns]
+        mapped = tuple(layer for layer in layers if layer in self._layer_columns)
         if len(mapped) < 2:  # noqa: PLR2004  # one layer's columns are there already
             return self.layer_plan(pages, mapped[0]) if mapped else None
         self._check_prepared(pages)
-        columns = self._columns_of(*mapped)
+        columns = self._run_columns.get(mapped)
+        if columns is None:
+            columns = self._columns_of(*mapped)
+            if len(self._run_columns) == _KEPT_RUNS:
+                self._run_columns.clear()
+            self._run_columns[mapped] = columns
         return TransferPlan(pages=pages, spans=columns, part_bytes=self.part_bytes)
 
     def _check_prepared(self, pages: PreparedPages) -> None:

@@ -28,6 +28,8 @@ OBJECT_KEY_BYTES = 32
 """Length of an object key: 12 bytes of namespace, 20 bytes (160 bits) of everything."""
 _MAX_INTEGER_BITS = 256
 """Ranks, sizes and layers are small; Python refuses to spell very long integers."""
+_KEPT_KEYS = 8192
+"""Object keys that a builder remembers, of one digest each: some 2 MB."""
 _MAX_SECRET_BYTES = 64
 """Longest key that BLAKE2b takes (RFC 7693)."""
 
@@ -195,6 +197,8 @@ class KeyBuilder:
         fields = (namespace.fields, fingerprint, pool, axes, (start, end), number)
         prefix = encode_fields(("kvlinker.object/1", fields))
         self._namespace = namespace.digest
+        # A page is asked for in a lookup, loaded, and looked up again with the next turn.
+        self._kept: dict[PageKey, bytes] = {}
         self._state = hashlib.blake2b(
             prefix, digest_size=OBJECT_KEY_BYTES - NAMESPACE_BYTES, key=namespace.secret
         )
@@ -210,5 +214,22 @@ class KeyBuilder:
         return self._namespace + state.digest()
 
     def object_keys(self, page_keys: Sequence[PageKey]) -> tuple[bytes, ...]:
-        """Return the object keys of several pages, in order."""
-        return tuple(self.object_key(page_key) for page_key in page_keys)
+        """Return the object keys of several pages, in order.
+
+        Raises:
+            ContractError: see `object_key`.
+        """
+        try:
+            return tuple(map(self._kept.__getitem__, page_keys))
+        except KeyError:
+            found = tuple(map(self._kept_key, page_keys))
+        except TypeError:
+            return tuple(map(self.object_key, page_keys))  # one cannot be hashed, and is refused
+        if len(self._kept) + len(found) > _KEPT_KEYS:
+            self._kept.clear()
+        if len(found) <= _KEPT_KEYS:
+            self._kept.update(zip(page_keys, found, strict=True))
+        return found
+
+    def _kept_key(self, page_key: PageKey) -> bytes:
+        return self._kept.get(page_key) or self.object_key(page_key)

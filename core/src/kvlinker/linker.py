@@ -224,17 +224,16 @@ class Linker:
         if self._closed or self._loads.is_queued(rid):
             return False
         asked = tuple(transfers)
-        pools = tuple(
-            PoolRequest(
-                entry=self.group.entry_map[transfer.name],
-                slots=np.array(transfer.device_indices, dtype=np.int64),
-                page_keys=transfer.keys,
-            )
-            for transfer in self._resolve(asked)
-        )
+        pools = tuple(map(self._pool_request, self._resolve(asked)))
         self._loads.check(pools)
         self._queue(rid, asked, pools)
         return True
+
+    def _pool_request(self, transfer: PoolTransfer) -> PoolRequest:
+        entry = self.group.entry_map[transfer.name]
+        slots = np.array(transfer.device_indices, dtype=np.int64)
+        pages = entry.prepare_locations(slots)
+        return PoolRequest(entry=entry, slots=slots, pages=pages, page_keys=transfer.keys)
 
     def _resolve(self, transfers: tuple[PoolTransfer, ...]) -> Resolution:
         """Return what this rank has to move; nothing, where its stage has none of the pools.

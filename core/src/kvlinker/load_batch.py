@@ -29,6 +29,8 @@ class PoolRequest:
     entry: DevicePoolEntry
     slots: IndexArray
     """The pool's own slots, copied."""
+    pages: PreparedPages
+    """What they make."""
     page_keys: tuple[PageKey, ...]
 
 
@@ -168,11 +170,14 @@ class LoadBatch:
         return tuple(self._merge(items) for items in by_entry.values())
 
     def _merge(self, items: Sequence[tuple[str, PoolRequest]]) -> PoolLoad:
-        entry = items[0][1].entry
-        page_keys = tuple(key for _, pool in items for key in pool.page_keys)
+        first = items[0][1]
+        entry, page_keys, pages = first.entry, first.page_keys, first.pages
+        if len(items) > 1:
+            page_keys = tuple(key for _, pool in items for key in pool.page_keys)
+            pages = entry.prepare_locations(np.concatenate([pool.slots for _, pool in items]))
         return PoolLoad(
             entry=entry,
-            pages=entry.prepare_locations(np.concatenate([pool.slots for _, pool in items])),
+            pages=pages,
             keys=tuple(
                 self.keys.of_part(entry.name, part, page_keys)
                 for part in range(self.keys.parts(entry.name))

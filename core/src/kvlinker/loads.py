@@ -65,10 +65,9 @@ class LoadQueue:
         """Refuse pages that a queued load already names.
 
         Raises:
-            ContractError: an index is no slot of its pool, or a page has two owners.
+            ContractError: a page has two owners.
         """
         for pool in pools:
-            pool.entry.prepare_locations(pool.slots)
             for request in self._queued.values():
                 for other in request.pools:
                     same = other.entry is pool.entry
@@ -240,15 +239,19 @@ class LoadQueue:
                 return
 
     def _runs(self, pools: Sequence[PoolLoad]) -> Iterator[range]:
-        """Yield the layers that are read together, in order."""
-        limited = self._store.capabilities.max_ranges_per_call is not None
-        least = 1 if limited else self._options.min_read_bytes
-        first, gathered = 0, 0
-        for layer in range(self._group.num_layers):
-            gathered += sum(_layer_bytes(pool, layer) for pool in pools) if least > 1 else 1
-            if gathered >= least or layer == self._group.num_layers - 1:
-                yield range(first, layer + 1)
-                first, gathered = layer + 1, 0
+        """Yield the layers that are read together, in order; the last ones with those before, if they are too few."""
+        count = self._group.num_layers
+        least = self._options.min_read_bytes
+        if least == 1 or self._store.capabilities.max_ranges_per_call is not None:
+            yield from (range(layer, layer + 1) for layer in range(count))
+            return
+        sizes = [sum(_layer_bytes(pool, layer) for pool in pools) for layer in range(count)]
+        first, gathered, left = 0, 0, sum(sizes)
+        for layer, size in enumerate(sizes, 1):
+            gathered, left = gathered + size, left - size
+            if layer == count or (gathered >= least and left >= least):
+                yield range(first, layer)
+                first, gathered = layer, 0
 
     def _open(self, batch: LoadBatch, pool: PoolLoad, stack: ExitStack) -> list[ReadSession]:
         sessions = []
@@ -274,7 +277,7 @@ class LoadQueue:
             statuses = checked_read(self._store.name, session, sub, access)
             seconds = time.monotonic() - began
             _check_wanted(batch)
-            bad = [page for page, status in enumerate(statuses) if status is not ReadStatus.OK]
+            bad = _bad_pages(statuses)
             claimed = self._check_written(sub, len(bad), access.bytes_written - written)
             self._metrics.load(sub.pool, claimed, seconds)
             if bad:
@@ -385,8 +388,14 @@ def _check_wanted(batch: LoadBatch) -> None:
 
 
 def _layer_bytes(pool: PoolLoad, layer: int) -> int:
-    plan = pool.entry.layer_plan(pool.pages, layer)
-    return 0 if plan is None else plan.total_bytes
+    return pool.entry.layer_bytes.get(layer, 0) * pool.pages.num_pages
+
+
+def _bad_pages(statuses: tuple[ReadStatus, ...]) -> list[int]:
+    """Return which pages have a status other than OK."""
+    if statuses.count(ReadStatus.OK) == len(statuses):
+        return []
+    return [page for page, status in enumerate(statuses) if status is not ReadStatus.OK]
 
 
 def _widest(pool: PoolLoad, *, ranged: bool) -> int:

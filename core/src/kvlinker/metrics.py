@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
@@ -59,6 +59,24 @@ class PoolTraffic:
     offload_bytes: int = 0
     offload_seconds: float = 0.0
     """Of writes that store several pools at once, the pool's share by bytes."""
+
+    def loaded(self, size: int, seconds: float) -> PoolTraffic:
+        """Return this and a load of so many bytes; made for each read, and so without `replace`."""
+        return PoolTraffic(
+            load_bytes=self.load_bytes + size,
+            load_seconds=self.load_seconds + seconds,
+            offload_bytes=self.offload_bytes,
+            offload_seconds=self.offload_seconds,
+        )
+
+    def offloaded(self, size: int, seconds: float) -> PoolTraffic:
+        """Return this and an offload of so many bytes."""
+        return PoolTraffic(
+            load_bytes=self.load_bytes,
+            load_seconds=self.load_seconds,
+            offload_bytes=self.offload_bytes + size,
+            offload_seconds=self.offload_seconds + seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,21 +151,13 @@ class LinkerMetrics:
         """Count bytes that were read into a pool."""
         with self._lock:
             self._events["load_bytes"] += size
-            old = self._pools[pool]
-            self._pools[pool] = replace(
-                old, load_bytes=old.load_bytes + size, load_seconds=old.load_seconds + seconds
-            )
+            self._pools[pool] = self._pools[pool].loaded(size, seconds)
 
     def offload(self, pool: str, size: int, seconds: float) -> None:
         """Count bytes that were stored of a pool."""
         with self._lock:
             self._events["offload_bytes"] += size
-            old = self._pools[pool]
-            self._pools[pool] = replace(
-                old,
-                offload_bytes=old.offload_bytes + size,
-                offload_seconds=old.offload_seconds + seconds,
-            )
+            self._pools[pool] = self._pools[pool].offloaded(size, seconds)
 
     def snapshot(self) -> MetricsSnapshot:
         """Return a consistent copy."""

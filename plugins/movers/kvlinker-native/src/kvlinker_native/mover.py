@@ -95,8 +95,8 @@ class NativeMover(Mover):
             None if column is None else np.ascontiguousarray(column, dtype=np.int64)
             for column in (targets, sources, sizes)
         ]
-        addresses = [None if column is None else column.ctypes.data for column in columns]
-        into = None if sums is None else sums.ctypes.data
+        addresses = [None if column is None else _address(column) for column in columns]
+        into = None if sums is None else _address(sums)
         threads = int(self._move(len(sizes), *addresses, into, self._sum, self.threads))
         if threads < 0:
             msg = f"there is no memory for a copy of {len(sizes)} ranges"
@@ -115,6 +115,11 @@ def open_mover() -> NativeMover:
         NativeMoverError: it cannot be used here.
     """
     return NativeMover()
+
+
+def _address(column: NDArray[np.int64] | NDArray[np.uint64]) -> int:
+    """Return where a column begins; `column.ctypes.data` makes some objects more, for each call."""
+    return int(column.__array_interface__["data"][0])
 
 
 def _checked_threads(threads: int | None) -> int:

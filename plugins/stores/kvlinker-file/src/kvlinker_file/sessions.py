@@ -62,7 +62,7 @@ def _copied_right(
     """
     sums = room_for_sums(plan, memory, checksum)
     if sums is not None:
-        memory.copy_in(plan, replace(block.objects, sums=sums))
+        memory.copy_in(plan, block.objects.summed_into(sums))
         return np.asarray((expected == sums.T).all(axis=1))
     check = CopyCheck(block, plan, expected)
     memory.copy_in(plan, replace(block.objects, copied=check))
@@ -92,6 +92,7 @@ class FileReadSession(ReadSession):
         self._parts: tuple[_Part, ...] | None = None
         self._pinned_for: DeviceAccess | None = None
         self._status = np.where(rows == ABSENT, _MISS, _OK)
+        self._all_right = (ReadStatus.OK,) * len(rows)
 
     def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
         """See ReadSession."""
@@ -101,7 +102,12 @@ class FileReadSession(ReadSession):
             self._pin(memory)
             for part in parts:
                 self._read_part(part, plan, memory)
-            return tuple(map(_STATUSES.__getitem__, self._status.tolist()))
+            return self._answer()
+
+    def _answer(self) -> tuple[ReadStatus, ...]:
+        if not self._status.any():
+            return self._all_right
+        return tuple(map(_STATUSES.__getitem__, self._status.tolist()))
 
     def _pin(self, memory: DeviceAccess) -> None:
         """Pin the segments once for each access that reads."""
@@ -126,7 +132,8 @@ class FileReadSession(ReadSession):
                 blocks, failed = blocks_of(self._state, self._rows[found])
                 self._status[found[failed]] = _FAILED
                 parts = [self._check_part(block, found[chosen]) for chosen, block in blocks]
-                self._fail(np.setdiff1d(found, _positions(parts)), _MISS)  # their file is gone
+                if sum(len(block) for _, block in blocks) < len(found):
+                    self._fail(np.setdiff1d(found, _positions(parts)), _MISS)  # their file is gone
                 self._parts = tuple(parts)
             return self._parts
 

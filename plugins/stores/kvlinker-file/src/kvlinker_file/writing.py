@@ -6,7 +6,7 @@ Order: take slots, copy, checksum, headers, ask for permission, save in the cata
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -201,7 +201,7 @@ def _copy_chunk(work: _Work, chunk: slice, memory: DeviceAccess) -> None:
     if len(positions) != plan.num_pages:
         plan = plan.select(positions)
     sums = room_for_sums(plan, memory, checksum)
-    memory.copy_out(plan, replace(block.objects, sums=sums))
+    memory.copy_out(plan, block.objects.summed_into(sums))
     if sums is None:
         columns = np.array(layout.offsets, dtype=np.int64), np.array(layout.sizes, dtype=np.int64)
         checksums = block.checksums(*columns)
