@@ -106,7 +106,7 @@ def test_b84_a_region_that_a_real_client_refuses_takes_the_others_with_it(
     store.unregister()
 
 
-@pytest.mark.parametrize("mover", [None, current_mover()], ids=str)
+@pytest.mark.parametrize("mover", [None, current_mover()], ids=["plain", "usual"])
 def test_t1_a_changed_byte_is_told_whoever_copies_and_makes_the_checksums(
     cluster: MooncakeCluster, open_quickly: OpenStore, prefix: str, mover: Mover | None
 ) -> None:
