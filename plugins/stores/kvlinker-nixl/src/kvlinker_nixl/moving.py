@@ -23,8 +23,10 @@ _MAX_DESCRIPTORS = 8192
 """Ranges of one transfer: backends have queues of limited length."""
 _FIRST_POLL_SECONDS = 0.00002
 _MAX_POLL_SECONDS = 0.001
-_WORKING_SECONDS = 0.00005
-"""A question that takes longer has moved something."""
+_MORE = 1.2
+"""Each pause is so much longer than the last one, and a sixth of all of them at most."""
+_WORKING_SECONDS = 0.00001
+"""A question that takes longer has moved something: the next few of many short ranges take little more."""
 _CACHED_BYTES = 8 << 20
 """So much is looked at again while it is in the processor's last cache; with less, calls cost more than memory."""
 _LEAST_BYTES = 2 << 20
@@ -266,6 +268,6 @@ def wait_for(transfer: Transfer, seconds: float | None) -> bool:
             )
         else:
             time.sleep(pause)
-            pause = min(pause * 1.5, _MAX_POLL_SECONDS)
+            pause = min(pause * _MORE, _MAX_POLL_SECONDS)
         asked = time.monotonic()
     return True

@@ -21,7 +21,7 @@ from kvlinker.framed_objects import (
     sort_values,
     which_are_right,
 )
-from kvlinker.frames import PREFIX_BYTES
+from kvlinker.frames import PREFIX_BYTES, FrameHeaders
 from kvlinker.named_values import parts_of
 from kvlinker.open_reads import OpenReads
 from kvlinker.plans import TransferPlan
@@ -53,7 +53,7 @@ class SlotReadSession(ReadSession):
             keys=request.keys, object_bytes=request.object_bytes, fingerprint=request.fingerprint
         )
         self._looking = threading.Lock()
-        self._parts: Sequence[FoundObjects] | None = None
+        self._parts: Sequence[tuple[FoundObjects, IndexArray]] | None = None
         self._pins = pins = state.depot.pin(request.keys, request.object_bytes)
         self._open_reads = OpenReads(lambda: state.depot.unpin(pins))
         self._status = np.where(self._pins.offsets == ABSENT, _MISS, _OK)
@@ -70,9 +70,8 @@ class SlotReadSession(ReadSession):
         with self._open_reads.reading(plan.pool):
             if not self._state.depot.is_current(self._pins):
                 self._vanish()
-            for part in self._checked_parts():
-                for numbers in part.alike():
-                    self._read_part(part, numbers, plan, memory)
+            for part, numbers in self._checked_parts():
+                self._read_part(part, numbers, plan, memory)
             return tuple(map(_STATUSES.__getitem__, self._status.tolist()))
 
     def close(self) -> None:
@@ -81,10 +80,12 @@ class SlotReadSession(ReadSession):
 
     # ---- headers ------------------------------------------------------------------------------
 
-    def _checked_parts(self) -> Sequence[FoundObjects]:
+    def _checked_parts(self) -> Sequence[tuple[FoundObjects, IndexArray]]:
+        """Return the objects, and numbers in each part of those that have the same ranges."""
         with self._looking:
             if self._parts is None:
-                self._parts = self._look()
+                parts = self._look()
+                self._parts = [(part, numbers) for part in parts for numbers in part.alike()]
             return self._parts
 
     def _look(self) -> Sequence[FoundObjects]:
@@ -165,7 +166,7 @@ class SlotReadSession(ReadSession):
             return
         ranges = range_numbers(part.headers, int(good[0]), plan)
         if self._state.is_staged or ranges is None:
-            self._read_staged(part, good, plan, memory)
+            self._read_staged(part, list(self._chunks(part, good, ranges, plan)), memory)
         else:
             self._read_direct(part, good, ranges, plan)
 
@@ -213,10 +214,9 @@ class SlotReadSession(ReadSession):
             self._fail(part.positions[numbers[~is_right]], _CORRUPT)
 
     def _read_staged(
-        self, part: FoundObjects, numbers: IndexArray, plan: TransferPlan, memory: DeviceAccess
+        self, part: FoundObjects, chunks: Sequence[_Chunk], memory: DeviceAccess
     ) -> None:
         """Read into host memory, compare, and copy what is right: some of it while the next bytes are read."""
-        chunks = list(self._chunks(part, numbers, plan))
         blocks, most = self._state.reads.blocks, max(chunk.size for chunk in chunks)
         with ExitStack() as lent, Aside(most * len(chunks)) as aside:
             halves = [lent.enter_context(blocks.borrow(most)) for _ in chunks[:2]]
@@ -232,25 +232,28 @@ class SlotReadSession(ReadSession):
                 aside.finish()
 
     def _chunks(
-        self, part: FoundObjects, numbers: IndexArray, plan: TransferPlan
+        self,
+        part: FoundObjects,
+        numbers: IndexArray,
+        ranges: IndexArray | None,
+        plan: TransferPlan,
     ) -> Iterator[_Chunk]:
         """Yield what is read at a time: some neighbouring ranges of some objects."""
-        alignment = self._state.alignment
+        alignment, first = self._state.alignment, int(numbers[0])
         limit = self._state.read_bytes(len(numbers) * int(plan.range_bytes.sum()))
-        for piece in cut_plan(part.headers, int(numbers[0]), plan, limit):
-            first = part.header_bytes + piece.start
-            lead = first % alignment
+        for piece, its_ranges in _pieces(part.headers, first, ranges, plan, limit):
+            begun = part.header_bytes + piece.start
+            lead = begun % alignment
             row_bytes = round_up(lead + piece.size, alignment)
-            ranges = range_numbers(part.headers, int(numbers[0]), piece.plan)
             for chosen in parts_of(len(numbers), max(1, limit // row_bytes)):
                 some = numbers[chosen]
                 yield _Chunk(
                     numbers=some,
-                    offsets=self._pins.offsets[part.positions[some]] + first - lead,
+                    offsets=self._pins.offsets[part.positions[some]] + (begun - lead),
                     row_bytes=row_bytes,
                     lead=lead,
                     piece=piece,
-                    ranges=ranges,
+                    ranges=its_ranges,
                 )
 
     def _landed(
@@ -276,6 +279,31 @@ class SlotReadSession(ReadSession):
             right = np.flatnonzero(is_right)
             memory.copy_in(chosen.select(right), rows.objects(piece, chosen=right))
         return is_right
+
+
+def _pieces(
+    headers: FrameHeaders, number: int, ranges: IndexArray | None, plan: TransferPlan, limit: int
+) -> Iterator[tuple[Piece, IndexArray | None]]:
+    """Yield what a plan needs of an object as pieces of at most `limit` bytes, where that can be.
+
+    Args:
+        headers: of objects.
+        number: of one of them.
+        ranges: [spans] of `range_numbers`.
+        plan: what is needed.
+        limit: see above.
+
+    Yields:
+        A piece, and which range of the object each of its spans is; None where one is a part of several.
+    """
+    size = int(plan.range_bytes.sum())
+    if ranges is not None and size <= limit and (np.diff(ranges) == 1).all():
+        first, behind = int(ranges[0]), int(ranges[-1]) + 1  # one piece, as most plans are
+        start = int(headers.offsets[number, first])
+        yield Piece(start=start, size=size, frames=slice(first, behind), plan=plan), ranges
+        return
+    for piece in cut_plan(headers, number, plan, limit):
+        yield piece, range_numbers(headers, number, piece.plan)
 
 
 def _pages_of(plan: TransferPlan, positions: IndexArray) -> TransferPlan:
