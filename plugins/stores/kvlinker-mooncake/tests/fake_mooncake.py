@@ -40,9 +40,10 @@ _PATIENCE_SECONDS = 120.0
 @dataclass(frozen=True, slots=True)
 class _Status:
     name: str = "COMPLETE"
+    number: int = 3
 
     def __int__(self) -> int:
-        return 3
+        return self.number
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class FakeClient:
 
     on_disk: set[str] = field(default_factory=set)
     """Names whose objects have no copy in memory."""
+    incomplete: set[str] = field(default_factory=set)
+    """Names whose objects have no copy that can be read yet."""
     serves_ranges: bool = True
     before: Callable[[str], list[int] | None] = lambda _: None
     """Answers a call in its place, or lets it go on."""
@@ -140,13 +143,18 @@ class FakeClient:
         if self._come("batch_get_replica_desc") is not None:
             return {}
         return {
-            key: [_Replica(self.objects[key], key not in self.on_disk)]
+            key: [_Replica(self.objects[key], key not in self.on_disk, self._status_of(key))]
             for key in keys
             if key in self.objects
         }
 
+    def _status_of(self, key: str) -> _Status:
+        return _Status("PROCESSING", 2) if key in self.incomplete else _Status()
+
     def get_size(self, key: str) -> int:
         answer = self._come("get_size")
+        if key in self.incomplete:
+            return Code.NOT_READY
         found = self.objects.get(key)
         return answer[0] if answer else Code.NOT_FOUND if found is None else len(found)
 

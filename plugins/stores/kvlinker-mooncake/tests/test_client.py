@@ -37,13 +37,12 @@ from kvlinker.testing import Gate
 from kvlinker.testing.shelves import LAYERS, Shelf, allow, object_keys
 from kvlinker_mooncake import raw_client
 from kvlinker_mooncake.codes import Code
-from kvlinker_mooncake.parts import row_parts
 from kvlinker_mooncake.raw_client import NEEDED_CALLS, make_raw_client
 
 OK, MISS, FAILED = ReadStatus.OK, ReadStatus.MISS, ReadStatus.FAILED
 WRITTEN = WriteStatus.WRITTEN
 SESSION_START, RANGES = "batch_get_session_start", "batch_get_into_multi_buffer_ranges"
-WHOLE, PUT = "batch_get_into_multi_buffers", "batch_put_from_multi_buffer_ranges"
+WHOLE = "batch_get_into_multi_buffers"
 pytestmark = pytest.mark.usefixtures("clock")
 
 
@@ -199,6 +198,30 @@ def test_b87_what_is_not_where_it_was_after_a_read_is_a_miss(layer: int | None) 
     assert shelf.read(keys, layer=layer) == (MISS, OK)
 
 
+def test_b87_what_lies_where_it_was_and_is_longer_now_is_a_miss() -> None:
+    fake = FakeClient()
+    shelf, keys = Shelf(open_fake(fake)), object_keys(2)
+    shelf.stock(keys)
+
+    def grow(name: str) -> None:
+        if name == "batch_get_replica_desc" and fake.moved_by(WHOLE):
+            fake.objects[name_of(keys[0])].append(0)
+
+    fake.before = grow
+
+    assert shelf.read(keys) == (MISS, OK)
+
+
+@pytest.mark.parametrize("layer", [None, 1], ids=["whole", "layer"])
+def test_b72_a_copy_that_is_not_complete_is_not_read(layer: int | None) -> None:
+    fake = FakeClient()
+    shelf, keys = Shelf(open_fake(fake)), object_keys(2)
+    shelf.stock(keys)
+    fake.incomplete.add(name_of(keys[0]))
+
+    assert shelf.read(keys, layer=layer) == (MISS, OK)
+
+
 def test_a_read_session_that_another_one_ended_goes_on() -> None:
     fake = FakeClient()
     shelf, keys = Shelf(open_fake(fake)), object_keys(2)
@@ -322,16 +345,6 @@ def test_a_put_that_begins_after_its_deadline_is_given_up() -> None:
     assert not fake.writing
 
 
-def test_a_staged_store_takes_as_much_as_its_host_memory_allows() -> None:
-    fake = FakeClient()
-    store = open_fake(fake, reads="auto", staged=True, write_bytes=1 << 20)
-    shelf, keys = Shelf(store, page_bytes=400 << 10), object_keys(3)
-
-    assert shelf.write(keys) == (WRITTEN, WRITTEN, WriteStatus.FULL)
-    assert store.stats().counters["no_room"] == 1
-    assert shelf.read(keys) == (OK, OK, MISS)
-
-
 # ---- deadlines ------------------------------------------------------------------------------------
 
 
@@ -418,23 +431,6 @@ def test_l5_a_read_into_pools_is_waited_for_whatever_it_takes(
         read.result()
 
 
-def test_a_staged_read_is_left_behind_and_its_memory_is_not_used_again(clock: StillClock) -> None:
-    fake, gate = FakeClient(), Gate()
-    store = open_fake(fake, reads="auto", staged=True, transfer_seconds=0.2)
-    shelf, keys = Shelf(store), object_keys(2)
-    shelf.stock(keys)
-    fake.before = hangs(gate, WHOLE)
-
-    with gate:
-        with pytest.raises(StoreTimeoutError, match=r"get: no answer within 0\.2 s"):
-            shelf.read(keys)
-        clock.sleep(60)  # the master is left alone for a while
-        kept = set(fake.registered)
-        shelf.stock(object_keys(2, chain="other"))
-        assert len(fake.registered) > len(kept), "what may still be written into is not given away"
-    wait_until(lambda: shelf.read(keys) == (OK, OK))
-
-
 # ---- memory ---------------------------------------------------------------------------------------
 
 
@@ -466,13 +462,6 @@ def test_b84_memory_that_is_not_registered_is_neither_read_nor_written() -> None
     assert len(fake.calls) == asked
 
 
-def test_a_staged_store_registers_no_pools() -> None:
-    store = open_fake(FakeClient(), reads="auto", staged=True)
-
-    with pytest.raises(UnsupportedOperationError, match="is staged and registers no pools"):
-        store.register([MemoryRegion(base_ptr=4096, size_bytes=4096)])
-
-
 @pytest.mark.parametrize(("ranges", "pages"), [(60, 40), (1500, 2)])
 def test_no_call_has_more_buffers_than_the_transport_queues(ranges: int, pages: int) -> None:
     fake, wide = FakeClient(), WidePages(ranges=ranges, pages=pages)
@@ -487,53 +476,6 @@ def test_no_call_has_more_buffers_than_the_transport_queues(ranges: int, pages: 
     assert statuses == (OK,) * pages
     assert wide.has_landed
     assert 900 < max(buffers for _, buffers in fake.calls) <= 960
-
-
-def test_no_call_of_a_staged_store_has_more_buffers_than_the_transport_queues() -> None:
-    fake, wide = FakeClient(), WidePages(ranges=2, pages=1000)
-    store, keys = open_fake(fake, staged=True, reads="whole"), object_keys(1000)
-
-    (written,) = store.write([wide.batch(keys)], HostAccess(), may_publish=allow)
-    with store.open_read(wide.request(keys)) as session:
-        statuses = session.read(wide.target, HostAccess())
-
-    assert (written, statuses) == ((WRITTEN,) * 1000, (OK,) * 1000)
-    assert wide.has_landed
-    assert fake.moved_by(WHOLE) == fake.moved_by(PUT) == [960, 40]
-
-
-@pytest.mark.parametrize(
-    ("size", "count", "buffers"),
-    [
-        (640, 3, [3]),
-        (1 << 20, 2, [8]),
-        ((1 << 20) + 1, 2, [10]),
-        (8 << 20, 32, [960, 64]),
-        (1 << 31, 2, [960, 960]),
-    ],
-)
-def test_objects_in_host_memory_are_moved_in_buffers_that_a_segment_sends_side_by_side(
-    size: int, count: int, buffers: list[int]
-) -> None:
-    rows, names = [(at, (1 + at) * size) for at in range(count)], [str(at) for at in range(count)]
-
-    parts = list(row_parts(rows, names, size, call_bytes=1 << 40, owner=None))
-
-    assert [part.buffers for part in parts] == buffers
-    found = [
-        (name, pointer - (1 + at) * size, length, offset)
-        for part in parts
-        for at, name, *columns in zip(
-            part.positions, part.names, part.pointers, part.sizes, part.offsets, strict=True
-        )
-        for pointer, length, offset in zip(*columns, strict=True)
-    ]
-    for name in names:
-        own = [(place, length) for one, place, length, offset in found if one == name]
-        assert own == [(offset, length) for one, _, length, offset in found if one == name]
-        ends = [place + length for place, length in own]
-        assert [place for place, _ in own] == [0, *ends[:-1]]
-        assert ends[-1] == size
 
 
 # ---- life time ------------------------------------------------------------------------------------

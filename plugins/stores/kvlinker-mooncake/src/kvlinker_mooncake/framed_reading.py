@@ -53,8 +53,7 @@ class StagedReadSession(MooncakeReadSession):
                 if time.monotonic() <= until:
                     self._read_some(chosen, size, plan, memory)
                     continue
-                for at in chosen:
-                    self._settle(at, Code.NOT_TRANSFERRED)
+                self._settle_all(chosen, Code.NOT_TRANSFERRED)
         return tuple(self._statuses)
 
     def _look(self) -> dict[int, list[int]]:

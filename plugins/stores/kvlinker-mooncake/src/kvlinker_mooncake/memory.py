@@ -145,22 +145,27 @@ class Blocks:
     def block(self, size: int) -> Iterator[NDArray[np.uint8]]:
         """Give a block for the length of a block of code.
 
-        After a timeout it is not used again: a call that was left behind may still write into it.
+        Who was timed out or interrupted did not wait for what is written into it: it is not used again meanwhile.
 
         Raises:
             StoreError: the client does not take the memory.
         """
         block = self.take(size)
+        has_waited = False
         try:
             yield block
+            has_waited = True
         except StoreTimeoutError:
-            with self._lock:
-                self._left.append(block)
             raise
-        except BaseException:
-            self.give(block)
+        except Exception:
+            has_waited = True
             raise
-        self.give(block)
+        finally:
+            (self.give if has_waited else self._leave)(block)
+
+    def _leave(self, block: NDArray[np.uint8]) -> None:
+        with self._lock:
+            self._left.append(block)
 
     def close(self) -> None:
         """Let go of every block that is free."""

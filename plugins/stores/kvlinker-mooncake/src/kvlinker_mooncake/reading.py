@@ -74,6 +74,10 @@ class MooncakeReadSession(ReadSession):
         self._statuses[position] = ReadStatus.MISS if is_absent else ReadStatus.FAILED
         self._state.count("vanished" if is_absent else "errors")
 
+    def _settle_all(self, positions: Sequence[int], code: int) -> None:
+        for at in positions:
+            self._settle(at, code)
+
     def _miss(self, positions: Sequence[int]) -> None:
         for at in positions:
             self._statuses[at] = ReadStatus.MISS
@@ -163,8 +167,7 @@ class DirectReadSession(MooncakeReadSession):
         late = self._good
         for _ in range(_TRIES):
             late = self._try_whole(plan, late, until)
-        for at in late:
-            self._settle(at, Code.LEASE_OVER)
+        self._settle_all(late, Code.LEASE_OVER)
 
     def _try_whole(self, plan: TransferPlan, positions: Sequence[int], until: float) -> list[int]:
         """Read objects, and return those whose lease was over before their bytes were there."""
@@ -189,8 +192,7 @@ class DirectReadSession(MooncakeReadSession):
             if time.monotonic() <= until:
                 yield part
                 continue
-            for at in part.positions:
-                self._settle(at, Code.NOT_TRANSFERRED)
+            self._settle_all(part.positions, Code.NOT_TRANSFERRED)
 
     # ---- by layer -------------------------------------------------------------------------------
 

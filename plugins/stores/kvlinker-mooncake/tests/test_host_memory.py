@@ -1,0 +1,131 @@
+"""What goes through host memory, on a client without a cluster: its buffers, and when they may be used again."""
+
+from __future__ import annotations
+
+import pytest
+from fake_mooncake import FakeClient, StillClock, hangs, open_fake, wait_until
+from wide_pages import WidePages
+
+from kvlinker.device import HostAccess
+from kvlinker.errors import StoreTimeoutError, UnsupportedOperationError
+from kvlinker.lanes import LaneTask
+from kvlinker.spans import MemoryRegion
+from kvlinker.store import ReadStatus, WriteStatus
+from kvlinker.testing import Gate
+from kvlinker.testing.shelves import Shelf, allow, object_keys
+from kvlinker_mooncake.parts import row_parts
+
+OK, MISS = ReadStatus.OK, ReadStatus.MISS
+WRITTEN = WriteStatus.WRITTEN
+WHOLE, PUT = "batch_get_into_multi_buffers", "batch_put_from_multi_buffer_ranges"
+pytestmark = pytest.mark.usefixtures("clock")
+
+
+def test_no_call_of_a_staged_store_has_more_buffers_than_the_transport_queues() -> None:
+    fake, wide = FakeClient(), WidePages(ranges=2, pages=1000)
+    store, keys = open_fake(fake, staged=True, reads="whole"), object_keys(1000)
+
+    (written,) = store.write([wide.batch(keys)], HostAccess(), may_publish=allow)
+    with store.open_read(wide.request(keys)) as session:
+        statuses = session.read(wide.target, HostAccess())
+
+    assert (written, statuses) == ((WRITTEN,) * 1000, (OK,) * 1000)
+    assert wide.has_landed
+    assert fake.moved_by(WHOLE) == fake.moved_by(PUT) == [960, 40]
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "buffers"),
+    [
+        (640, 3, [3]),
+        (1 << 20, 2, [8]),
+        ((1 << 20) + 1, 2, [10]),
+        (8 << 20, 32, [960, 64]),
+        (1 << 31, 2, [960, 960]),
+    ],
+)
+def test_objects_in_host_memory_are_moved_in_buffers_that_a_segment_sends_side_by_side(
+    size: int, count: int, buffers: list[int]
+) -> None:
+    rows, names = [(at, (1 + at) * size) for at in range(count)], [str(at) for at in range(count)]
+
+    parts = list(row_parts(rows, names, size, call_bytes=1 << 40, owner=None))
+
+    assert [part.buffers for part in parts] == buffers
+    found = [
+        (name, pointer - (1 + at) * size, length, offset)
+        for part in parts
+        for at, name, *columns in zip(
+            part.positions, part.names, part.pointers, part.sizes, part.offsets, strict=True
+        )
+        for pointer, length, offset in zip(*columns, strict=True)
+    ]
+    for name in names:
+        own = [(place, length) for one, place, length, offset in found if one == name]
+        assert own == [(offset, length) for one, _, length, offset in found if one == name]
+        ends = [place + length for place, length in own]
+        assert [place for place, _ in own] == [0, *ends[:-1]]
+        assert ends[-1] == size
+
+
+def test_a_staged_store_takes_as_much_as_its_host_memory_allows() -> None:
+    fake = FakeClient()
+    store = open_fake(fake, reads="auto", staged=True, write_bytes=1 << 20)
+    shelf, keys = Shelf(store, page_bytes=400 << 10), object_keys(3)
+
+    assert shelf.write(keys) == (WRITTEN, WRITTEN, WriteStatus.FULL)
+    assert store.stats().counters["no_room"] == 1
+    assert shelf.read(keys) == (OK, OK, MISS)
+
+
+def test_a_staged_store_registers_no_pools() -> None:
+    store = open_fake(FakeClient(), reads="auto", staged=True)
+
+    with pytest.raises(UnsupportedOperationError, match="is staged and registers no pools"):
+        store.register([MemoryRegion(base_ptr=4096, size_bytes=4096)])
+
+
+def test_a_staged_read_is_left_behind_and_its_memory_is_not_used_again(clock: StillClock) -> None:
+    fake, gate = FakeClient(), Gate()
+    store = open_fake(fake, reads="auto", staged=True, transfer_seconds=0.2)
+    shelf, keys = Shelf(store), object_keys(2)
+    shelf.stock(keys)
+    fake.before = hangs(gate, WHOLE)
+
+    with gate:
+        with pytest.raises(StoreTimeoutError, match=r"get: no answer within 0\.2 s"):
+            shelf.read(keys)
+        clock.sleep(60)  # the master is left alone for a while
+        kept = set(fake.registered)
+        shelf.stock(object_keys(2, chain="other"))
+        assert len(fake.registered) > len(kept), "what may still be written into is not given away"
+    wait_until(lambda: shelf.read(keys) == (OK, OK))
+
+
+class _Interrupts(FakeClient):
+    """Once, interrupts who waits for bytes."""
+
+    has_interrupted = False
+
+    def wait(self, task: LaneTask, seconds: float) -> bool:
+        while not self.has_interrupted and not task.wait(0.002):
+            if self.moved_by(WHOLE):
+                self.has_interrupted = True
+                raise KeyboardInterrupt
+        return super().wait(task, seconds)
+
+
+def test_memory_of_a_read_that_was_interrupted_is_not_used_before_its_bytes_have_come() -> None:
+    fake, gate = _Interrupts(), Gate()
+    shelf, keys = Shelf(open_fake(fake, reads="whole", staged=True)), object_keys(2)
+    shelf.stock(keys)
+    fake.before = hangs(gate, WHOLE)
+
+    with gate:
+        with pytest.raises(KeyboardInterrupt):
+            shelf.read(keys)
+        fake.before = lambda _: None  # for others; that one hangs
+        kept = set(fake.registered)
+        shelf.stock(object_keys(2, chain="other"))
+        assert len(fake.registered) > len(kept), "what may still be written into is not given away"
+    wait_until(lambda: shelf.read(keys) == (OK, OK))
