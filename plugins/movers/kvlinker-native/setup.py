@@ -1,4 +1,4 @@
-"""Builds the one C file; what else there is to say stands in pyproject.toml."""
+"""Builds the C files; what else there is to say stands in pyproject.toml."""
 
 from setuptools import Extension, setup
 
@@ -10,7 +10,8 @@ setup(
     ext_modules=[
         Extension(
             "kvlinker_native.ranges",
-            sources=["src/kvlinker_native/ranges.c"],
+            sources=["src/kvlinker_native/ranges.c", "src/kvlinker_native/fused.c"],
+            depends=["src/kvlinker_native/fused.h"],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
             extra_link_args=["-pthread"],
             optional=True,

@@ -50,7 +50,9 @@ class NativeMover(Mover):
             ctypes.c_int64,
             *[ctypes.c_void_p] * 5,
             ctypes.c_int,
+            ctypes.c_int,
         ]
+        self._is_xxh3 = True
         # Kept, since the library has to stay loaded as long as its function may be called.
         self._sums = _library("xxhash._xxhash")
         try:
@@ -97,7 +99,8 @@ class NativeMover(Mover):
         ]
         addresses = [None if column is None else _address(column) for column in columns]
         into = None if sums is None else _address(sums)
-        threads = int(self._move(len(sizes), *addresses, into, self._sum, self.threads))
+        summing = (into, self._sum, self._is_xxh3)
+        threads = int(self._move(len(sizes), *addresses, *summing, self.threads))
         if threads < 0:
             msg = f"there is no memory for a copy of {len(sizes)} ranges"
             raise MemoryError(msg)
@@ -105,7 +108,7 @@ class NativeMover(Mover):
 
     def use_sum(self, function: ctypes.c_void_p) -> None:
         """Make checksums by another C function: of an address and a size, 64 bits."""
-        self._sum = function
+        self._sum, self._is_xxh3 = function, False
 
 
 def open_mover() -> NativeMover:

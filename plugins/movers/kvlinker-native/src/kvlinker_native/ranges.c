@@ -6,6 +6,8 @@
  */
 
 #define _GNU_SOURCE
+#include "fused.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -35,6 +37,7 @@ struct job {
     const int64_t *sizes;
     uint64_t *sums; /* NULL: only copies are made */
     sum_function sum;
+    fused_function fused; /* copies past the cache and makes the same sums; NULL where nothing does */
     int is_streamed;
     int64_t step;
     atomic_llong next; /* the first range that nobody took */
@@ -72,6 +75,11 @@ static void do_range(const struct job *job, int64_t i)
     size_t size = (size_t)job->sizes[i];
     if (job->targets != NULL) {
         char *target = (char *)(intptr_t)job->targets[i];
+        int is_long = size >= FUSED_BYTES && (uintptr_t)target % FUSED_ALIGNMENT == 0;
+        if (job->fused != NULL && is_long) {
+            job->sums[i] = job->fused(target, source, size);
+            return;
+        }
         if (job->is_streamed && size >= STREAMED_BYTES)
             copy_streamed(target, source, size);
         else
@@ -177,10 +185,11 @@ static int64_t least(int64_t a, int64_t b)
 
 /* Copy `count` ranges and make their sums; return how many threads there were to do so, or -1 without memory for it.
  *
- * The ranges of `targets` must not overlap each other or any source. Sums are of the sources' bytes.
+ * The ranges of `targets` must not overlap each other or any source. Sums are of the sources' bytes. `is_xxh3` says
+ * that `sum` is XXH3 of 64 bits, so that it may be made in the pass that copies.
  */
 int kvlinker_move(int64_t count, const int64_t *targets, const int64_t *sources, const int64_t *sizes,
-                  uint64_t *sums, sum_function sum, int most_threads)
+                  uint64_t *sums, sum_function sum, int is_xxh3, int most_threads)
 {
     int64_t total = 0;
     if (count < 1)
@@ -197,6 +206,7 @@ int kvlinker_move(int64_t count, const int64_t *targets, const int64_t *sources,
     job->sums = sums;
     job->sum = sum;
     job->is_streamed = total > CACHED_BYTES;
+    job->fused = is_xxh3 && sums != NULL && job->is_streamed ? kvlinker_fused() : NULL;
     job->step = 1 + SHARE_BYTES / (1 + total / count);
     job->done = 0;
     job->users = 1;
