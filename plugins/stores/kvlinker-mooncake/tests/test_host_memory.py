@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_mooncake import FakeClient, StillClock, hangs, open_fake, wait_until
+from fake_mooncake import FakeClient, StillClock, hangs, name_of, open_fake, wait_until
 from wide_pages import WidePages
 
 from kvlinker.device import HostAccess
@@ -100,6 +100,29 @@ def test_a_staged_read_is_left_behind_and_its_memory_is_not_used_again(clock: St
         shelf.stock(object_keys(2, chain="other"))
         assert len(fake.registered) > len(kept), "what may still be written into is not given away"
     wait_until(lambda: shelf.read(keys) == (OK, OK))
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["moved", "damaged"])
+def test_b87_wrong_bytes_of_an_object_that_went_meanwhile_are_a_miss_and_of_one_that_stayed_are_corrupt(
+    *, moves: bool
+) -> None:
+    fake = FakeClient()
+    shelf, keys = Shelf(open_fake(fake, reads="whole", staged=True)), object_keys(2)
+    shelf.stock(keys)
+    name = name_of(keys[0])
+
+    def change(call: str) -> None:
+        if call == WHOLE:
+            value = fake.objects[name]
+            fake.objects[name] = bytearray(value) if moves else value
+            fake.objects[name][-1] ^= 1
+
+    fake.before = change
+
+    assert shelf.read(keys) == (MISS if moves else ReadStatus.CORRUPT, OK)
+    assert (name in fake.objects) is moves, "what somebody else has put there is not removed"
+    counters = shelf.store.stats().counters
+    assert (counters["vanished"], counters["corrupt"]) == ((1, 0) if moves else (0, 1))
 
 
 class _Interrupts(FakeClient):
