@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypedDict, Unpack
+
+from engine_frame.server import LinkerOptions
 
 from kvlinker.device import DeviceAccess
 from kvlinker.hookspecs import PluginInfo, hookimpl
@@ -40,30 +43,37 @@ from kvlinker_file import FileStore, FileStoreOptions
 __all__ = [
     "FAULTS",
     "PATIENT",
+    "TOLD",
     "FaultChoices",
     "describe_plugin",
+    "hangs_to_come",
+    "held_calls",
     "install",
     "misbehave",
     "open_store",
 ]
 
 _HANG_SECONDS = 60.0
-FAULTS: Mapping[str, Callable[[Gate], Fault]] = MappingProxyType(
+FAULTS: Mapping[str, Fault] = MappingProxyType(
     {
-        "corrupt": lambda _: Tamper(),
-        "deny": lambda _: Lie(exists=False),
-        "evict": lambda _: Evict(),
-        "full": lambda _: Report(status=WriteStatus.FULL),
-        "hang": lambda gate: Hang(gate=gate),
-        "lie": lambda _: Lie(exists=True),
-        "raise": lambda _: Raise(error=OSError("injected")),
-        "slow": lambda _: Slow(seconds=0.3),
+        "corrupt": Tamper(),
+        "deny": Lie(exists=False),
+        "evict": Evict(),
+        "full": Report(status=WriteStatus.FULL),
+        "lie": Lie(exists=True),
+        "raise": Raise(error=OSError("injected")),
+        "slow": Slow(seconds=0.3),
     }
 )
-"""What a store can be told to do, by name."""
+"""What a store can be told to do, by name; beside these it can be told to hang."""
+
+HANG, HOLD = "hang", "hold"
+"""To hang until it is told otherwise, where the linker of `told_linker` gives the call up soon, or is patient."""
 
 PATIENT = MappingProxyType({"lookup_seconds": 60.0, "load_seconds": 60.0, "offload_seconds": 60.0})
 """A linker's limits that nothing reaches but what hangs."""
+TOLD = LinkerOptions(name="ToldLinker", module="told_linker")
+"""The linker that goes with this store: where a call is to hang, its limits are short."""
 
 
 class FaultChoices(TypedDict, total=False):
@@ -88,9 +98,51 @@ def misbehave(control: Path, *faults: tuple[str, str], **choices: Unpack[FaultCh
     """Tell a store what happens from here on: pairs of a call and a fault; nothing, without any."""
     rules = [{"call": call, "fault": fault, **choices} for call, fault in faults]
     control.parent.mkdir(exist_ok=True)
+    _note_of(control).unlink(missing_ok=True)
     new = control.with_suffix(".new")
     new.write_text(json.dumps(rules))
     new.replace(control)
+
+
+def held_calls(control: Path) -> list[str]:
+    """Return the calls that hang, or hung, since the store was told what to do last."""
+    note = _note_of(control)
+    return note.read_text().split() if note.exists() else []
+
+
+def hangs_to_come(control: Path) -> frozenset[str]:
+    """Return the calls of which the next one is to hang until the linker gives it up."""
+    held = held_calls(control)
+    rules = json.loads(control.read_text()) if control.exists() else []
+    return frozenset(
+        rule["call"]
+        for rule in rules
+        if rule["fault"] == HANG and held.count(rule["call"]) < rule.get("times", len(held) + 1)
+    )
+
+
+def _note_of(control: Path) -> Path:
+    return control.with_name(f"{control.name}.held")
+
+
+class _ToldGate(Gate):
+    """Says that it holds a call, and holds it until the store is told something else."""
+
+    def __init__(self, control: Path, call: str) -> None:
+        super().__init__(limit_seconds=_HANG_SECONDS)
+        self._control = control
+        self._rules = control.read_text()
+        self._call = call
+
+    def pass_through(self) -> None:
+        with _note_of(self._control).open("a") as note:
+            note.write(f"{self._call}\n")
+        limit = time.monotonic() + _HANG_SECONDS
+        while self._control.read_text() == self._rules:
+            if time.monotonic() > limit:
+                msg = f"nobody told the store to end its {self._call} within {_HANG_SECONDS} s"
+                raise TimeoutError(msg)
+            time.sleep(0.02)
 
 
 @hookimpl
@@ -115,7 +167,6 @@ class _ControlledStore(FaultStore):
         super().__init__(store)
         self._control = control
         self._read = ""
-        self._gate = Gate(limit_seconds=_HANG_SECONDS)
 
     def exists(self, keys: Sequence[ObjectKey]) -> tuple[bool, ...]:
         self._obey()
@@ -144,9 +195,9 @@ class _ControlledStore(FaultStore):
         if wanted == self._read:
             return
         self._read = wanted
-        old, self._gate = self._gate, Gate(limit_seconds=_HANG_SECONDS)
         self.script = FaultScript(self._rule(**rule) for rule in json.loads(wanted))
-        old.open()
 
     def _rule(self, *, call: str, fault: str, **choices: Unpack[FaultChoices]) -> Rule:
-        return Rule(call=Call(call), fault=FAULTS[fault](self._gate), **choices)
+        hangs = fault in (HANG, HOLD)
+        made = Hang(gate=_ToldGate(self._control, call)) if hangs else FAULTS[fault]
+        return Rule(call=Call(call), fault=made, **choices)

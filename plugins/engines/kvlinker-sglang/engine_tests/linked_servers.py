@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from urllib.request import ProxyHandler, build_opener
@@ -13,7 +13,7 @@ from urllib.request import ProxyHandler, build_opener
 from engine_frame.client import Answer, Client
 from engine_frame.models import VOCABULARY
 from engine_frame.server import LinkerOptions, ServerOptions, free_port, search_path
-from faulty_store import PATIENT, install
+from faulty_store import PATIENT, TOLD, install
 from prometheus_client.parser import text_string_to_metric_families
 
 __all__ = ["PAGE", "Counters", "Link", "answer_without_cache", "prompt_of", "wait_for"]
@@ -108,9 +108,9 @@ class Link:
     def server(self, model: Path, **choices: object) -> ServerOptions:
         """Return a server of a model with this linker."""
         options = {"path": str(self.store), "capacity": self.capacity}
-        plugin = "file"
+        plugin, linker = "file", LinkerOptions()
         if self.faults is not None:
-            plugin = "faulty"
+            plugin, linker = "faulty", TOLD
             options |= {"control": str(self.control)}
             choices |= {"environment": search_path(install(self.faults / "plugins"))}
         config = {
@@ -123,7 +123,7 @@ class Link:
         return ServerOptions(
             model=model,
             page_size=PAGE,
-            linker=LinkerOptions(extra_config=config),
+            linker=replace(linker, extra_config=config),
             **choices,  # type: ignore[arg-type]  # fields by name
         )
 

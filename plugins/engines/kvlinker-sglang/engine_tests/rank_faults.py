@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-from faulty_store import install, misbehave
+from faulty_store import PATIENT, install, misbehave
 from rank_processes import run_ranks
 from rank_trees import Kept, Ranks, Worker, file_store, worker_of
 
@@ -27,14 +27,7 @@ LOADS = ("evict", "hang", "raise")
 OFFLOADS = ("full", "hang", "raise")
 """What goes wrong when one rank writes."""
 _CALLS = MappingProxyType({"evict": "open_read"})
-_LIMITS = MappingProxyType(
-    {
-        "breaker_seconds": 0.001,
-        "load_seconds": 3.0,
-        "lookup_seconds": 3.0,
-        "offload_seconds": 6.0,
-    }
-)
+_LIMITS = MappingProxyType({**PATIENT, "breaker_seconds": 0.001})
 
 
 @dataclass(frozen=True, kw_only=True)

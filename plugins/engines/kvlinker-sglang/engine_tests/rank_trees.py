@@ -14,7 +14,7 @@ from engine_frame.server import LinkerOptions
 from engine_frame.state_trees import StateTree
 from engine_frame.trees import PAGES, Kind, Restored, Tree
 from engine_reads import Rows, contents, fill_at_random, overwrite, state_rows
-from faulty_store import PATIENT
+from faulty_store import PATIENT, TOLD
 from real_pools import heads_pool, latent_pool, publish_configuration, v4_pool
 from sglang.srt.layers.dcp.layout import maybe_dcp_kernel_indices
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
@@ -252,7 +252,8 @@ def worker_of(
         tree = _tree_of(ranks, rank)
         tree.params = replace(tree.params, **groups)
         tree.cache = UnifiedRadixCache(tree.params)
-        linker = tree.attach(LinkerOptions(extra_config=_config(store, limits)))
+        kind = TOLD if store["plugin"] == "faulty" else LinkerOptions()
+        linker = tree.attach(replace(kind, extra_config=_config(store, limits)))
         assert isinstance(linker, KVLinker)
         try:
             yield Worker(rank=rank, share=ranks.share(rank), tree=tree, linker=linker)

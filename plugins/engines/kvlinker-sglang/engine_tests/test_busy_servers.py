@@ -21,19 +21,14 @@ from busy_servers import (
 )
 from engine_frame.client import Answer
 from engine_frame.server import Server, SharedServer
-from faulty_store import FaultChoices, misbehave
+from faulty_store import PATIENT, FaultChoices, misbehave
 from linked_servers import PAGE, Link, answer_without_cache, prompt_of, wait_for
 
 ModelFolder = Callable[[str], Path]
 FAMILIES = ["llama", "sliding", "latent"]
 CONVERSATIONS = 6
-LIMITS = {
-    "breaker_seconds": 0.01,
-    "load_seconds": 4.0,
-    "lookup_seconds": 3.0,
-    "offload_seconds": 4.0,
-}
-"""Long for a store that works, and short for one that hangs; it is asked again at once."""
+LIMITS = {**PATIENT, "breaker_seconds": 0.01}
+"""A store that failed is asked again at once."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -189,9 +184,11 @@ def test_l6_a_request_that_is_aborted_while_its_pages_are_loaded(busy: Busy) -> 
     busy.link.forget(busy.client)
     others = busy.occupy(PLACES - 1, "beside one that loads")
 
-    misbehave(busy.link.control, ("read", "slow"))
+    misbehave(busy.link.control, ("read", "hold"))
     victim = busy.submit(prompt, "loads", LONGEST, "loading")
-    wait_for(lambda: busy.link.counters()["queued/loads"] > 0, "the load")
+    busy.wait_until_held("read")
+    busy.client.abort("loading")
+    misbehave(busy.link.control)
     answer = busy.abort("loading", victim)
 
     assert answer is None or len(answer.tokens) < LONGEST
@@ -218,9 +215,9 @@ def test_l6_a_request_that_is_aborted_while_its_pages_are_stored(busy: Busy) -> 
     prompt = prompt_of(WHOLE + 5, seed=5)
     others = busy.occupy(PLACES - 1, "beside one that stores")
 
-    misbehave(busy.link.control, ("write", "slow"))
+    misbehave(busy.link.control, ("write", "hold"))
     victim = busy.submit(prompt, "stores", LONGEST, "storing")
-    wait_for(lambda: busy.link.counters()["queued/offloads"] > 0, "the offload")
+    busy.wait_until_held("write")
     answer = busy.abort("storing", victim)
 
     assert answer is not None
@@ -235,13 +232,16 @@ def test_l6_all_requests_that_are_aborted_at_once_leave_nothing(busy: Busy) -> N
         busy.client.generate(prompt, extra={"extra_key": "all"})
     busy.link.forget(busy.client)
 
-    misbehave(busy.link.control, ("read", "slow"), ("write", "slow"))
+    misbehave(busy.link.control, ("read", "hold"), ("write", "slow"))
     requests = [
         busy.submit(prompt, "all", LONGEST, f"all {number}")
         for number, prompt in enumerate(prompts)
     ]
-    wait_for(lambda: busy.link.counters()["queued/loads"] > 0, "loads")
+    busy.wait_until_held("read")
     names = [f"all {number}" for number in range(len(requests))]
+    for name in names:
+        busy.client.abort(name)
+    misbehave(busy.link.control, ("write", "slow"))
     answers = list(busy.threads.map(busy.abort, names, requests))
 
     assert all(answer is None or len(answer.tokens) < LONGEST for answer in answers)

@@ -13,7 +13,7 @@ import pytest
 from busy_servers import spoil
 from engine_frame.client import Answer, Client, RequestFailed
 from engine_frame.server import Server, SharedServer
-from faulty_store import misbehave
+from faulty_store import PATIENT, held_calls, misbehave
 from leftovers import check_nothing_is_held
 from linked_servers import PAGE, Link, answer_without_cache, prompt_of, wait_for
 
@@ -22,13 +22,8 @@ from kvlinker_file import verify
 ModelFolder = Callable[[str], Path]
 SEVERAL = 12 * PAGE + 5
 WHOLE = 12 * PAGE
-LIMITS = {
-    "breaker_seconds": 0.01,
-    "load_seconds": 3.0,
-    "lookup_seconds": 3.0,
-    "offload_seconds": 4.0,
-}
-"""Long for a store that works, and short for one that hangs; it is asked again at once."""
+LIMITS = {**PATIENT, "breaker_seconds": 0.01}
+"""A store that failed is asked again at once."""
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +228,7 @@ def test_l6_a_request_that_is_aborted_while_its_load_hangs_leaves_nothing(
 
     with ThreadPoolExecutor() as threads:
         stuck = threads.submit(_stuck, client)
-        wait_for(lambda: link.counters()["queued/loads"] > 0, "the load")
+        wait_for(lambda: "read" in held_calls(link.control), "the load")
         client.abort("stuck")
         stuck.result()
     retry = asked.ask()
@@ -287,7 +282,7 @@ def test_l10_a_server_whose_store_hangs_stops_and_leaves_whole_objects(
     ask(server.client, "the last")
     with ThreadPoolExecutor() as threads:
         stuck = threads.submit(_lost, asked)
-        wait_for(lambda: link.counters()["queued/loads"] > 0, "the load")
+        wait_for(lambda: "read" in held_calls(link.control), "the load")
         server.stop()
         stuck.result()
 

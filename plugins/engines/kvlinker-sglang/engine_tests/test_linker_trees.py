@@ -12,7 +12,7 @@ import torch
 from engine_frame.server import LinkerOptions
 from engine_frame.trees import CORES, KINDS, PAGES, Restored, Tree
 from engine_reads import contents, fill_at_random, overwrite
-from faulty_store import PATIENT, install, misbehave
+from faulty_store import PATIENT, TOLD, install, misbehave
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from kvlinker.description import KVCacheDescription
@@ -77,16 +77,9 @@ def name() -> str:
 
 
 @pytest.fixture
-def limits() -> Mapping[str, float]:
-    """Return the limit that a test waits for, of a store that it lets hang; what works has the time it needs."""
-    return {}
-
-
-@pytest.fixture
 def linked(
     name: str,
     core: str,
-    limits: Mapping[str, float],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Linked]:
@@ -94,12 +87,13 @@ def linked(
     monkeypatch.syspath_prepend(install(tmp_path / "plugins"))
     tree = Tree(name=name, core=core)
     control = tmp_path / "control"
-    options = LinkerOptions(
+    options = replace(
+        TOLD,
         extra_config={
             "store": {"plugin": "faulty", "options": {"control": str(control)}},
             "min_hit_tokens": 1,
-            "limits": {**PATIENT, "breaker_seconds": 0.001, **limits},
-        }
+            "limits": {**PATIENT, "breaker_seconds": 0.001},
+        },
     )
     linker = tree.attach(options)
     assert isinstance(linker, KVLinker)
@@ -180,10 +174,7 @@ def test_l2_a_window_is_restorable_only_where_a_stored_prompt_ends(linked: Linke
 
 
 @pytest.mark.parametrize("name", ["dsa", "mha", "v4"])
-@pytest.mark.parametrize(
-    ("fault", "limits"),
-    [("corrupt", {}), ("evict", {}), ("hang", {"load_seconds": 1.0}), ("raise", {})],
-)
+@pytest.mark.parametrize("fault", ["corrupt", "evict", "hang", "raise"])
 def test_l5_a_load_that_fails_ends_its_batch_once_and_the_retry_computes(
     linked: Linked, fault: str
 ) -> None:
@@ -222,7 +213,6 @@ def test_l5_what_failed_is_stored_anew_once_it_was_computed(linked: Linked) -> N
     assert linked.holds(tree.restore(tokens, "again"), expected)
 
 
-@pytest.mark.parametrize("limits", [{"lookup_seconds": 0.5}])
 def test_l1_a_lookup_that_fails_is_a_miss(linked: Linked) -> None:
     tokens, _ = linked.store(3)
     found = []
@@ -235,9 +225,7 @@ def test_l1_a_lookup_that_fails_is_a_miss(linked: Linked) -> None:
     assert linked.counts()[1] == 0
 
 
-@pytest.mark.parametrize(
-    ("fault", "limits"), [("full", {}), ("hang", {"offload_seconds": 2.0}), ("raise", {})]
-)
+@pytest.mark.parametrize("fault", ["full", "hang", "raise"])
 def test_l8_an_offload_that_fails_is_offered_again(linked: Linked, fault: str) -> None:
     tree = linked.tree
     tokens, slots = linked.tokens(3), tree.allocate(3)
