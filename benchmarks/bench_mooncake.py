@@ -52,11 +52,12 @@ SIOCSIFFLAGS = 0x8914
 UP_AND_RUNNING = 0x41
 WHY_STRAIGHT = (
     "After each read, and so once for a layer, the store asks the master where the objects are: "
-    "a round trip and two changes of thread that the client does not make."
+    "a round trip and two changes of thread that the client does not make. A lease that lasts does not spare it: "
+    "a master that was started anew knows of no leases. Scattered pages take the client itself longer than one block."
 )
 WHY_STAGED = (
-    "Pages go through host memory and get a header and checksums: each byte is copied and read once more than the "
-    "client does."
+    "Pages go through host memory and get a header and checksums: each byte is copied once more than the client "
+    "does, and both use up the two cores, so that copies beside the next transfer end no sooner."
 )
 WHY_LOOKUP = (
     "Both ask the master once; the store makes its names from keys, and asks on another thread, so that a deadline "

@@ -125,6 +125,27 @@ def test_b87_wrong_bytes_of_an_object_that_went_meanwhile_are_a_miss_and_of_one_
     assert (counters["vanished"], counters["corrupt"]) == ((1, 0) if moves else (0, 1))
 
 
+@pytest.mark.parametrize(("written", "read"), [(16, 8), (8, 16), (16, 16)], ids=str)
+def test_t1_an_object_is_checked_whose_ranges_were_cut_otherwise_when_it_was_written(
+    written: int, read: int
+) -> None:
+    fake, keys = FakeClient(), object_keys(3)
+    store = open_fake(fake, staged=True, reads="whole")
+    source, target = (
+        WidePages(ranges=ranges, pages=3, row_bytes=(64 << 10) // ranges)
+        for ranges in (written, read)
+    )
+    store.write([source.batch(keys)], HostAccess(), may_publish=allow)
+    fake.objects[name_of(keys[1])][-1] ^= 1
+
+    with store.open_read(target.request(keys)) as session:
+        statuses = session.read(target.target, HostAccess())
+
+    assert statuses == (OK, ReadStatus.CORRUPT, OK)
+    for page in (0, 2):
+        assert target.array[:, 3 + page].tobytes() == source.array[:, page].tobytes()
+
+
 class _Interrupts(FakeClient):
     """Once, interrupts who waits for bytes."""
 
