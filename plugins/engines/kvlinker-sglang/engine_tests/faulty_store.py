@@ -31,6 +31,7 @@ from kvlinker.testing import (
     Hang,
     Lie,
     MemoryStore,
+    Moment,
     Raise,
     Report,
     Rule,
@@ -42,6 +43,7 @@ from kvlinker_file import FileStore, FileStoreOptions
 
 __all__ = [
     "FAULTS",
+    "HALT",
     "PATIENT",
     "TOLD",
     "FaultChoices",
@@ -67,8 +69,13 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
 )
 """What a store can be told to do, by name; beside these it can be told to hang."""
 
-HANG, HOLD = "hang", "hold"
-"""To hang until it is told otherwise, where the linker of `told_linker` gives the call up soon, or is patient."""
+HANG = "hang"
+"""To hold a call until the store is told something else; the linker of `told_linker` gives it up soon."""
+HOLD = "hold"
+"""The same, with a linker that is patient."""
+HALT = "halt"
+"""The same of a write whose bytes are copied, and not to be found yet."""
+_MOMENTS = MappingProxyType({HALT: Moment.BEFORE_PUBLISH, HANG: Moment.BEFORE, HOLD: Moment.BEFORE})
 
 PATIENT = MappingProxyType({"lookup_seconds": 60.0, "load_seconds": 60.0, "offload_seconds": 60.0})
 """A linker's limits that nothing reaches but what hangs."""
@@ -79,6 +86,7 @@ TOLD = LinkerOptions(name="ToldLinker", module="told_linker")
 class FaultChoices(TypedDict, total=False):
     """See `kvlinker.testing.Rule`."""
 
+    first: int
     times: int
     every: int
     share: float
@@ -198,6 +206,9 @@ class _ControlledStore(FaultStore):
         self.script = FaultScript(self._rule(**rule) for rule in json.loads(wanted))
 
     def _rule(self, *, call: str, fault: str, **choices: Unpack[FaultChoices]) -> Rule:
-        hangs = fault in (HANG, HOLD)
-        made = Hang(gate=_ToldGate(self._control, call)) if hangs else FAULTS[fault]
+        if fault in _MOMENTS:
+            gate = _ToldGate(self._control, call)
+            made: Fault = Hang(gate=gate, moment=_MOMENTS[fault])
+        else:
+            made = FAULTS[fault]
         return Rule(call=Call(call), fault=made, **choices)

@@ -14,6 +14,7 @@ from typing import Self
 import pytest
 from engine_frame.client import Answer, Client
 from engine_frame.server import Server, SharedServer, free_port
+from faulty_store import HALT, held_calls, misbehave
 from leftovers import check_nothing_is_held, is_free
 from linked_servers import PAGE, Link, answer_without_cache, prompt_of, wait_for
 
@@ -24,8 +25,10 @@ WHOLE = 12 * PAGE
 LONG = 40 * PAGE
 LOAD = 24
 """Prompts of a load, of which some are stored when the server is killed, and others are not."""
-WRITTEN = 4 * LONG // PAGE
-"""Objects of the load that are stored before the server is killed."""
+WRITES = 4
+"""Of that load, which end before the server is killed."""
+WRITTEN = WRITES * LONG // PAGE // 2
+"""Objects of the load that are stored then, at the least: a prompt may be written in pieces."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,15 @@ class Linked:
         return self
 
     def kill_while_it_writes(self, prompts: Sequence[list[int]]) -> None:
-        """Ask many prompts, and end the server with SIGKILL while some are stored and others wait to be."""
-        before = self.link.counters()["store_events_total/written"]
+        """Ask many prompts, and end the server with SIGKILL in a write, behind others and before more."""
+        misbehave(self.link.control, ("write", HALT), first=WRITES + 1)
         with _asked(self.client, prompts) as requests:
-            wait_for(lambda: self._is_writing(before + WRITTEN), "objects, while others wait")
+            wait_for(lambda: held_calls(self.link.control) == ["write"], "the write")
             self.server.kill()
+        misbehave(self.link.control)
         failures = [request.exception() for request in requests]
         assert any(failures)
         assert all(isinstance(f, NoneType | OSError | HTTPException) for f in failures)
-
-    def _is_writing(self, written: float) -> bool:
-        counted = self.link.counters()
-        return counted["store_events_total/written"] >= written and not counted.is_idle
 
 
 @contextmanager
@@ -75,8 +75,8 @@ def pair(
     """Return two servers of one model on one directory."""
     shared_server.close()
     folder = tmp_path_factory.mktemp("pair")
-    first = Link(store=folder / "store", capacity="256MiB")
-    second = replace(first, port=free_port())
+    first = Link(store=folder / "store", capacity="256MiB", faults=folder / "first")
+    second = replace(first, port=free_port(), faults=folder / "second")
     model = model_folder("llama")
     with (
         Server(first.server(model, max_total_tokens=16_384), folder / "first.log") as one,
@@ -175,5 +175,5 @@ def _assert_some_are_stored_and_all_answers_are_right(
         assert answer.tokens[0] == expected.tokens[0]
         assert answer.logprobs[0] == pytest.approx(expected.logprobs[0], abs=0.02)
         found.append(answer.host_tokens)
-    assert sum(found) >= WRITTEN * PAGE // 2
+    assert sum(found) >= WRITTEN * PAGE
     assert 0 in found
