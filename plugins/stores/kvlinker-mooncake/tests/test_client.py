@@ -305,6 +305,20 @@ def test_t4_codes_of_a_write_are_told_apart_by_position() -> None:
     )
 
 
+def test_a_key_that_a_write_names_twice_is_written_once_and_waited_for_by_nobody(
+    clock: StillClock,
+) -> None:
+    fake = FakeClient()
+    shelf, keys = Shelf(open_fake(fake)), object_keys(2)
+    began = clock.monotonic()
+
+    statuses = shelf.write([keys[0], keys[1], keys[0]])
+
+    assert statuses == (WRITTEN, WRITTEN, WriteStatus.EXISTS)
+    assert len(fake.moved_by("batch_put_session_start")) == 1
+    assert clock.monotonic() == began
+
+
 def test_a_write_whose_bytes_did_not_all_arrive_has_failed_and_leaves_nothing() -> None:
     fake = FakeClient()
     shelf, keys = Shelf(open_fake(fake)), object_keys(2)

@@ -13,6 +13,7 @@ from kvlinker.spans import MemoryRegion
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing import Gate
 from kvlinker.testing.shelves import Shelf, allow, object_keys
+from kvlinker_mooncake.codes import Code
 from kvlinker_mooncake.parts import row_parts
 
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
@@ -144,6 +145,42 @@ def test_t1_an_object_is_checked_whose_ranges_were_cut_otherwise_when_it_was_wri
     assert statuses == (OK, ReadStatus.CORRUPT, OK)
     for page in (0, 2):
         assert target.array[:, 3 + page].tobytes() == source.array[:, page].tobytes()
+
+
+def test_b88_a_staged_read_whose_lease_is_over_is_tried_a_few_times_more() -> None:
+    fake = FakeClient()
+    shelf, keys = Shelf(open_fake(fake, staged=True, reads="whole")), object_keys(3)
+    shelf.stock(keys)
+    over, size = int(Code.LEASE_OVER), len(fake.objects[name_of(keys[0])])
+    answered = iter([[over] * 3, [over] * 3])
+    fake.before = lambda call: next(answered, None) if call == WHOLE else None
+
+    assert shelf.read(keys) == (OK,) * 3
+
+    fake.before = lambda call: [over] * 3 if call == WHOLE else None
+    assert shelf.read(keys) == (ReadStatus.FAILED,) * 3
+
+    some = iter([[size, over, over], [over, over], [over, size], [over]])
+    fake.before = lambda call: next(some) if call == WHOLE else None
+    with shelf.open(keys) as session:
+        statuses = session.read(shelf.plan(range(3)), shelf.access)
+    assert statuses[1] is ReadStatus.FAILED
+    assert fake.moved_by(WHOLE)[-4:] == [3, 2, 2, 1], "each time those that are left"
+
+
+@pytest.mark.parametrize("size", [1, 640, (64 << 10) + 641])
+def test_b81_what_is_too_short_or_too_long_for_an_object_with_a_header_is_a_miss_and_not_fetched(
+    size: int,
+) -> None:
+    fake = FakeClient()
+    shelf, keys = Shelf(open_fake(fake, staged=True, reads="whole")), object_keys(2)
+    shelf.stock(keys[1:])
+    fake.objects[name_of(keys[0])] = bytearray(size)
+
+    assert shelf.read(keys) == (MISS, OK)
+    assert fake.moved_by(WHOLE) == [1]
+    assert shelf.write(keys[:1]) == (WRITTEN,)
+    assert shelf.read(keys) == (OK, OK)
 
 
 class _Interrupts(FakeClient):

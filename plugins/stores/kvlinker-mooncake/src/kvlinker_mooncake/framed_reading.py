@@ -24,7 +24,7 @@ from kvlinker.store import ReadRequest, ReadStatus
 from kvlinker_mooncake.client import Found
 from kvlinker_mooncake.codes import Code
 from kvlinker_mooncake.parts import row_parts, rows_of_call
-from kvlinker_mooncake.reading import MooncakeReadSession, host_objects
+from kvlinker_mooncake.reading import TRIES, MooncakeReadSession, host_objects
 from kvlinker_mooncake.state import StoreState, checksum
 
 __all__ = ["StagedReadSession"]
@@ -37,6 +37,11 @@ class StagedReadSession(MooncakeReadSession):
         """See MooncakeReadSession."""
         super().__init__(state, request)
         self._found: dict[int, Found] = {}
+        self._wanted = WantedObjects(
+            keys=request.keys,
+            object_bytes=request.object_bytes,
+            fingerprint=request.fingerprint,
+        )
 
     def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
         """See ReadSession.
@@ -57,13 +62,17 @@ class StagedReadSession(MooncakeReadSession):
         return tuple(self._statuses)
 
     def _look(self) -> dict[int, list[int]]:
-        """Return the positions of objects that are there, by their length with the header."""
+        """Return the positions of objects that are there, by their length with the header.
+
+        What is longer than any header makes it is none of ours, whatever it is, and not fetched.
+        """
         positions = self._good
+        most = self._request.object_bytes + self._wanted.max_header_bytes
         alike: dict[int, list[int]] = {}
         absent = []
         looked = self._state.look([self._names[at] for at in positions])
         for at, found in zip(positions, looked, strict=True):
-            if found is None:
+            if found is None or not self._request.object_bytes < found.size <= most:
                 absent.append(at)
             else:
                 self._found[at] = found
@@ -77,19 +86,30 @@ class StagedReadSession(MooncakeReadSession):
         with self._state.blocks.block(len(positions) * size) as block:
             rows = block[: len(positions) * size].reshape(len(positions), size)
             starts = [(at, rows.ctypes.data + row * size) for row, at in enumerate(positions)]
-            limit = self._state.options.call_bytes
-            (part,) = row_parts(starts, self._names, size, call_bytes=limit, owner=block)
-            codes = self._state.client.get_whole(part, into_pools=False)
-            came = [row for row, code in enumerate(codes) if code == size]
-            for row, code in enumerate(codes):
-                if code != size:
-                    self._settle(positions[row], code)
+            codes = self._get(starts, size, block)
+            for at in positions:
+                if codes[at] != size:
+                    self._settle(at, codes[at])
+            came = [row for row, at in enumerate(positions) if codes[at] == size]
             self._take(
                 np.array(positions)[came],
                 rows[came] if len(came) < len(rows) else rows,
                 plan,
                 memory,
             )
+
+    def _get(
+        self, starts: Sequence[tuple[int, int]], size: int, owner: NDArray[np.uint8]
+    ) -> dict[int, int]:
+        """Read objects to addresses in host memory, and return bytes or codes by position."""
+        limit = self._state.options.call_bytes
+        codes: dict[int, int] = {at: Code.LEASE_OVER for at, _ in starts}
+        for _ in range(TRIES):
+            late = [start for start in starts if codes[start[0]] == Code.LEASE_OVER]
+            for part in row_parts(late, self._names, size, call_bytes=limit, owner=owner):
+                found = self._state.client.get_whole(part, into_pools=False)
+                codes.update(zip(part.positions, found, strict=True))
+        return codes
 
     def _take(
         self,
@@ -101,12 +121,7 @@ class StagedReadSession(MooncakeReadSession):
         """Sort what came by its headers, and copy what is right."""
         if not len(positions):
             return
-        request = self._request
-        wanted = WantedObjects(
-            keys=tuple(request.keys[at] for at in positions.tolist()),
-            object_bytes=request.object_bytes,
-            fingerprint=request.fingerprint,
-        )
+        wanted = self._wanted.some(positions.tolist())
         # An object of another length has a header too, which says so.
         beginnings = [_header_of(row) for row in rows]
         look = sort_values(wanted, beginnings, [rows.shape[1]] * len(rows), checksum=checksum)

@@ -34,9 +34,9 @@ from kvlinker_mooncake.codes import ABSENT, WHOLE_ONLY, Code
 from kvlinker_mooncake.parts import MAX_BUFFERS, CallPart, buffers_of, parts_of
 from kvlinker_mooncake.state import StoreState
 
-__all__ = ["DirectReadSession", "MooncakeReadSession", "host_objects"]
+__all__ = ["TRIES", "DirectReadSession", "MooncakeReadSession", "host_objects"]
 
-_TRIES = 4
+TRIES = 4
 """How often bytes are asked for whose lease was over before they were there: a machine may be busy."""
 _MAX_KEPT = 256 << 20
 """Bytes of whole objects that a session keeps in host memory, whose layers cannot be read alone."""
@@ -174,7 +174,7 @@ class DirectReadSession(MooncakeReadSession):
 
     def _read_whole(self, plan: TransferPlan, until: float) -> None:
         late = self._good
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             late = self._try_whole(plan, late, until)
         self._settle_all(late, Code.LEASE_OVER)
 
@@ -219,7 +219,7 @@ class DirectReadSession(MooncakeReadSession):
         self, plan: TransferPlan, again: list[int], memory: DeviceAccess, until: float
     ) -> None:
         """Read once more what was not read, and in another way what has no ranges."""
-        for _ in range(1, _TRIES):
+        for _ in range(1, TRIES):
             if not again:
                 break
             # The lease is over, or another reader of the same objects has ended the client's session.
@@ -271,7 +271,7 @@ class DirectReadSession(MooncakeReadSession):
             part = CallPart(owner=block)
             part.add(position, self._names[position], ([block.ctypes.data], [size], [0]))
             code = int(Code.LEASE_OVER)
-            for _ in range(_TRIES):
+            for _ in range(TRIES):
                 if code == Code.LEASE_OVER:
                     (code,) = self._state.client.get_whole(part, into_pools=False)
             if code != size:
