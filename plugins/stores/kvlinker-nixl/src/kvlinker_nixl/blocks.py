@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from kvlinker_nixl.agents import Agent, Memory, Registration, Transfer
 
-__all__ = ["Block", "Blocks"]
+__all__ = ["Block", "Blocks", "Loan"]
 
-_KEPT = 3
+_KEPT = 4
+"""Two of a load whose pages go through both, and what sessions have read ahead."""
 _MIN_BYTES = 1 << 16
 _POLL_SECONDS = 0.005
 
@@ -69,19 +70,24 @@ class Blocks:
 
     @contextmanager
     def borrow(self, size: int) -> Iterator[Block]:
+        """Lend a block for the length of a `with`; see `lend`.
+
+        Raises:
+            StoreError: a new one cannot be registered.
+        """
+        loan = self.lend(size)
+        try:
+            yield loan.block
+        finally:
+            loan.end()
+
+    def lend(self, size: int) -> Loan:
         """Lend a block of at least so many bytes, with anything in it; a late transfer keeps it longer.
 
         Raises:
             StoreError: a new one cannot be registered.
         """
-        block = self.take(size)
-        loan = block.loan = object()
-        try:
-            yield block
-        finally:
-            # Else it was given back behind the late transfer, and may be somebody else's by now.
-            if block.loan is loan:
-                self.give(block)
+        return Loan(self, self.take(size))
 
     def take(self, size: int) -> Block:
         """Return a block of at least so many bytes, with anything in it.
@@ -162,3 +168,20 @@ class Blocks:
     def _wait(self) -> None:
         while self.sweep():
             time.sleep(_POLL_SECONDS * 20)
+
+
+class Loan:
+    """A block of somebody, until the loan is ended; who forgets that loses the block, and nobody else gets it."""
+
+    def __init__(self, blocks: Blocks, block: Block) -> None:
+        """Take a block that nobody uses."""
+        self.block = block
+        self._blocks = blocks
+        block.loan = self
+
+    def end(self) -> None:
+        """Give the block back. Idempotent."""
+        # Else it was given back behind the late transfer, and may be somebody else's by now.
+        if self.block.loan is self:
+            self.block.loan = None
+            self._blocks.give(self.block)

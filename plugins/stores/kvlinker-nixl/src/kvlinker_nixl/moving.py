@@ -29,7 +29,7 @@ _WORKING_SECONDS = 0.00001
 """A question that takes longer has moved something: the next few of many short ranges take little more."""
 _CACHED_BYTES = 8 << 20
 """So much is looked at again while it is in the processor's last cache; with less, calls cost more than memory."""
-_LEAST_BYTES = 2 << 20
+_LEAST_BYTES = 4 << 20
 """Of which what is done once for each transfer costs little."""
 _TURNS = 5
 """Transfers of one call: what is done behind the last one, and before the second, goes on beside none."""

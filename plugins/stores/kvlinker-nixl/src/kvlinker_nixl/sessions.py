@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
-from kvlinker.device import DeviceAccess, HostObjects, room_for_sums
+from kvlinker.device import DeviceAccess, room_for_sums
 from kvlinker.framed_objects import (
     FoundObjects,
     Piece,
@@ -25,7 +25,6 @@ from kvlinker.frames import PREFIX_BYTES, FrameHeaders
 from kvlinker.named_values import parts_of
 from kvlinker.open_reads import OpenReads
 from kvlinker.plans import TransferPlan
-from kvlinker.spans import BufferSpan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 from kvlinker_nixl.agents import Operation
 from kvlinker_nixl.aside import Aside
@@ -35,6 +34,7 @@ from kvlinker_nixl.moving import descriptors
 from kvlinker_nixl.pool_memory import PoolRanges, range_numbers
 from kvlinker_nixl.space import round_up
 from kvlinker_nixl.state import SlotState, checksum
+from kvlinker_nixl.windows import ReadRows, Window, Windows
 
 __all__ = ["SlotReadSession"]
 
@@ -54,8 +54,9 @@ class SlotReadSession(ReadSession):
         )
         self._looking = threading.Lock()
         self._parts: Sequence[tuple[FoundObjects, IndexArray]] | None = None
-        self._pins = pins = state.depot.pin(request.keys, request.object_bytes)
-        self._open_reads = OpenReads(lambda: state.depot.unpin(pins))
+        self._pins = state.depot.pin(request.keys, request.object_bytes)
+        self._windows = Windows()
+        self._open_reads = OpenReads(self._let_go)
         self._status = np.where(self._pins.offsets == ABSENT, _MISS, _OK)
         state.count("missed", int((self._status == _MISS).sum()))
 
@@ -77,6 +78,10 @@ class SlotReadSession(ReadSession):
     def close(self) -> None:
         """See ReadSession."""
         self._open_reads.close()
+
+    def _let_go(self) -> None:
+        self._windows.close()
+        self._state.depot.unpin(self._pins)
 
     # ---- headers ------------------------------------------------------------------------------
 
@@ -216,20 +221,81 @@ class SlotReadSession(ReadSession):
     def _read_staged(
         self, part: FoundObjects, chunks: Sequence[_Chunk], memory: DeviceAccess
     ) -> None:
+        total = sum(chunk.size for chunk in chunks)
+        if total > self._state.read_bytes(total):
+            self._read_chunks(part, chunks, memory)
+            return
+        for chunk in chunks:
+            self._read_chunk(part, chunk, memory)
+
+    def _read_chunks(
+        self, part: FoundObjects, chunks: Sequence[_Chunk], memory: DeviceAccess
+    ) -> None:
         """Read into host memory, compare, and copy what is right: some of it while the next bytes are read."""
         blocks, most = self._state.reads.blocks, max(chunk.size for chunk in chunks)
         with ExitStack() as lent, Aside(most * len(chunks)) as aside:
             halves = [lent.enter_context(blocks.borrow(most)) for _ in chunks[:2]]
-            self._fetch(chunks[0].offsets, chunks[0].row_bytes, halves[0])
+            self._fetch_chunk(part, chunks[0], chunks[0].row_bytes, halves[0])
             for at, chunk in enumerate(chunks):
                 for following in chunks[at + 1 : at + 2]:
                     half = halves[(at + 1) % 2]
-                    aside.begin(partial(self._fetch, following.offsets, following.row_bytes, half))
+                    fetch = partial(self._fetch_chunk, part, following, following.row_bytes, half)
+                    aside.begin(fetch)
                 rows = halves[at % 2].rows(len(chunk.numbers), chunk.row_bytes)
-                is_right = self._landed(part, chunk, _Rows(rows, chunk.lead), memory)
-                if not is_right.all():
-                    self._fail(part.positions[chunk.numbers[~is_right]], _CORRUPT)
+                self._land_chunk(part, chunk, ReadRows.of(rows).behind(chunk.lead), memory)
                 aside.finish()
+
+    def _read_chunk(self, part: FoundObjects, chunk: _Chunk, memory: DeviceAccess) -> None:
+        """Read into host memory, or find it there, since an earlier read has brought it along."""
+        windows, begun = self._windows, chunk.first + chunk.lead
+        end = begun + chunk.piece.size
+        follows = windows.follows(begun, end)
+        window = windows.take(part, chunk.numbers, begun, end)
+        if window is None:
+            window = self._opened(part, chunk, self._ahead(part, chunk) if follows else 0)
+        try:
+            self._land_chunk(part, chunk, window.rows.behind(begun - window.first), memory)
+        except BaseException:
+            window.loan.end()
+            raise
+        windows.put(window, used=round_up(end, self._state.alignment))
+
+    def _ahead(self, part: FoundObjects, chunk: _Chunk) -> int:
+        """Return how many bytes of each object to read at once where one read follows another."""
+        end = round_up(part.header_bytes + self._wanted.object_bytes, self._state.alignment)
+        count = len(chunk.numbers)
+        most = self._state.read_bytes(count * (end - chunk.first)) // count
+        return min(end - chunk.first, most // self._state.alignment * self._state.alignment)
+
+    def _opened(self, part: FoundObjects, chunk: _Chunk, ahead: int) -> Window:
+        """Read a chunk, and what is behind it of each object up to so many bytes."""
+        row_bytes = max(chunk.row_bytes, ahead)
+        count = len(chunk.numbers)
+        loan = self._state.reads.blocks.lend(count * row_bytes)
+        try:
+            self._fetch_chunk(part, chunk, row_bytes, loan.block)
+        except BaseException:
+            loan.end()
+            raise
+        return Window(
+            part=part,
+            numbers=chunk.numbers,
+            first=chunk.first,
+            rows=ReadRows.of(loan.block.rows(count, row_bytes)),
+            loan=loan,
+        )
+
+    def _fetch_chunk(self, part: FoundObjects, chunk: _Chunk, row_bytes: int, block: Block) -> None:
+        offsets = self._pins.offsets[part.positions[chunk.numbers]] + chunk.first
+        self._fetch(offsets, row_bytes, block)
+
+    def _land_chunk(
+        self, part: FoundObjects, chunk: _Chunk, rows: ReadRows, memory: DeviceAccess
+    ) -> None:
+        """Copy a chunk into the pools, and drop objects that are not right."""
+        is_right = self._landed(part, chunk, rows, memory)
+        if not is_right.all():
+            self._fail(part.positions[chunk.numbers[~is_right]], _CORRUPT)
 
     def _chunks(
         self,
@@ -249,7 +315,7 @@ class SlotReadSession(ReadSession):
                 some = numbers[chosen]
                 yield _Chunk(
                     numbers=some,
-                    offsets=self._pins.offsets[part.positions[some]] + (begun - lead),
+                    first=begun - lead,
                     row_bytes=row_bytes,
                     lead=lead,
                     piece=piece,
@@ -257,7 +323,7 @@ class SlotReadSession(ReadSession):
                 )
 
     def _landed(
-        self, part: FoundObjects, chunk: _Chunk, rows: _Rows, memory: DeviceAccess
+        self, part: FoundObjects, chunk: _Chunk, rows: ReadRows, memory: DeviceAccess
     ) -> NDArray[np.bool_]:
         """Copy a chunk into the pools, and return which of its objects are right: [objects]."""
         piece, numbers, ranges = chunk.piece, chunk.numbers, chunk.ranges
@@ -317,8 +383,8 @@ class _Chunk:
 
     numbers: IndexArray
     """[objects] which ones of their part."""
-    offsets: IndexArray
-    """[objects] where reading begins in the space."""
+    first: int
+    """Where reading begins in each object's frame."""
     row_bytes: int
     """Bytes that are read of each."""
     lead: int
@@ -331,37 +397,3 @@ class _Chunk:
     def size(self) -> int:
         """Bytes of all objects."""
         return len(self.numbers) * self.row_bytes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """What was read of some objects."""
-
-    block: NDArray[np.uint8]
-    """[objects, bytes]"""
-    lead: int
-    """Bytes in front of what was wanted."""
-
-    def views(self, size: int) -> list[memoryview]:
-        """Return the bytes that were wanted of each object."""
-        return [row[self.lead : self.lead + size].data for row in self.block]
-
-    def objects(
-        self,
-        piece: Piece,
-        *,
-        chosen: IndexArray | None = None,
-        sums: NDArray[np.uint64] | None = None,
-    ) -> HostObjects:
-        """Return all of them, or those chosen, as a copy takes them."""
-        block = self.block
-        span = BufferSpan(
-            base_ptr=block.ctypes.data,
-            rows=len(block),
-            row_bytes=block.shape[1],
-            row_stride=block.shape[1],
-            label="slots",
-        )
-        slots = np.arange(len(block), dtype=np.int64) if chosen is None else chosen
-        first = piece.start - self.lead
-        return HostObjects(span=span, slots=slots, first_offset=first, sums=sums)
