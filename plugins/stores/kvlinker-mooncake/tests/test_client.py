@@ -113,6 +113,16 @@ def test_t4_codes_of_a_read_are_told_apart_by_position(layer: int | None) -> Non
     assert statuses == (OK, MISS, FAILED, FAILED)
 
 
+def test_t4_codes_of_a_lease_are_told_apart_and_nothing_is_read_without_one() -> None:
+    fake = FakeClient()
+    shelf, keys = Shelf(open_fake(fake)), object_keys(2)
+    shelf.stock(keys)
+    fake.before = answers(**{SESSION_START: [int(Code.NOT_FOUND), int(Code.NO_SEGMENT)]})
+
+    assert shelf.read(keys, layer=1) == (MISS, FAILED)
+    assert not fake.moved_by(RANGES)
+
+
 @pytest.mark.parametrize("name", [WHOLE, "batch_is_exist", "batch_put_session_start"])
 def test_t4_a_client_that_answers_with_another_count_is_refused(name: str) -> None:
     fake = FakeClient()

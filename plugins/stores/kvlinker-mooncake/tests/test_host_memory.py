@@ -168,6 +168,23 @@ def test_b88_a_staged_read_whose_lease_is_over_is_tried_a_few_times_more() -> No
     assert fake.moved_by(WHOLE)[-4:] == [3, 2, 2, 1], "each time those that are left"
 
 
+def test_t6_a_staged_read_is_tried_again_while_it_has_time(clock: StillClock) -> None:
+    fake = FakeClient()
+    shelf, keys = Shelf(open_fake(fake, staged=True, reads="whole")), object_keys(2)
+    shelf.stock(keys)
+
+    def come(call: str) -> list[int] | None:
+        if call != WHOLE:
+            return None
+        clock.sleep(12)  # of 20
+        return [int(Code.LEASE_OVER)] * 2
+
+    fake.before = come
+
+    assert shelf.read(keys) == (ReadStatus.FAILED,) * 2
+    assert fake.moved_by(WHOLE) == [2, 2]
+
+
 @pytest.mark.parametrize("size", [1, 640, (64 << 10) + 641])
 def test_b81_what_is_too_short_or_too_long_for_an_object_with_a_header_is_a_miss_and_not_fetched(
     size: int,

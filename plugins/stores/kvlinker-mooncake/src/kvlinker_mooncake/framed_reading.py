@@ -56,7 +56,7 @@ class StagedReadSession(MooncakeReadSession):
             for start in range(0, len(positions), each):
                 chosen = positions[start : start + each]
                 if time.monotonic() <= until:
-                    self._read_some(chosen, size, plan, memory)
+                    self._read_some(chosen, size, plan, memory, until)
                     continue
                 self._settle_all(chosen, Code.NOT_TRANSFERRED)
         return tuple(self._statuses)
@@ -64,7 +64,7 @@ class StagedReadSession(MooncakeReadSession):
     def _look(self) -> dict[int, list[int]]:
         """Return the positions of objects that are there, by their length with the header.
 
-        What is longer than any header makes it is none of ours, whatever it is, and not fetched.
+        What is too long or too short for an object with a header is none of ours, and not fetched.
         """
         positions = self._good
         most = self._request.object_bytes + self._wanted.max_header_bytes
@@ -81,12 +81,17 @@ class StagedReadSession(MooncakeReadSession):
         return alike
 
     def _read_some(
-        self, positions: Sequence[int], size: int, plan: TransferPlan, memory: DeviceAccess
+        self,
+        positions: Sequence[int],
+        size: int,
+        plan: TransferPlan,
+        memory: DeviceAccess,
+        until: float,
     ) -> None:
         with self._state.blocks.block(len(positions) * size) as block:
             rows = block[: len(positions) * size].reshape(len(positions), size)
             starts = [(at, rows.ctypes.data + row * size) for row, at in enumerate(positions)]
-            codes = self._get(starts, size, block)
+            codes = self._get(starts, size, block, until)
             for at in positions:
                 if codes[at] != size:
                     self._settle(at, codes[at])
@@ -99,13 +104,15 @@ class StagedReadSession(MooncakeReadSession):
             )
 
     def _get(
-        self, starts: Sequence[tuple[int, int]], size: int, owner: NDArray[np.uint8]
+        self, starts: Sequence[tuple[int, int]], size: int, owner: NDArray[np.uint8], until: float
     ) -> dict[int, int]:
         """Read objects to addresses in host memory, and return bytes or codes by position."""
         limit = self._state.options.call_bytes
         codes: dict[int, int] = {at: Code.LEASE_OVER for at, _ in starts}
         for _ in range(TRIES):
             late = [start for start in starts if codes[start[0]] == Code.LEASE_OVER]
+            if time.monotonic() > until:
+                break
             for part in row_parts(late, self._names, size, call_bytes=limit, owner=owner):
                 found = self._state.client.get_whole(part, into_pools=False)
                 codes.update(zip(part.positions, found, strict=True))
