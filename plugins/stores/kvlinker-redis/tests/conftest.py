@@ -61,7 +61,7 @@ def open_store(prefix: str) -> Iterator[OpenStore]:
     stores: list[RedisStore] = []
 
     def open_it(server: RedisServer, **options: object) -> RedisStore:
-        short = {"connect_seconds": 1.0, "answer_seconds": 1.0, "retry_seconds": 0.3}
+        short = {"connect_seconds": 10.0, "answer_seconds": 20.0, "retry_seconds": 0.3}
         config = {"url": server.url, "prefix": prefix, "pause_seconds": 0.05, **short, **options}
         stores.append(RedisStore(RedisStoreOptions.of_config(config)))
         return stores[-1]

@@ -17,8 +17,8 @@ from kvlinker.frames import header_bytes
 from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing.layered_pages import LayeredPages
-from kvlinker.testing.shelves import Shelf, allow, object_keys
-from kvlinker_redis.writing import DRAFT_SECONDS
+from kvlinker.testing.shelves import Shelf, allow, made_up_batch, object_keys
+from kvlinker_redis.writing import DRAFT_SECONDS, MAX_OBJECT_BYTES
 
 OK, MISS, CORRUPT = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT
 WRITTEN, EXISTS, FULL = WriteStatus.WRITTEN, WriteStatus.EXISTS, WriteStatus.FULL
@@ -312,6 +312,16 @@ def test_clear_takes_a_namespace_and_nothing_shorter(
         shelf.store.exists([keys[0][:12]])
 
     assert shelf.read(keys) == (OK, OK)
+
+
+def test_b82_an_object_of_more_than_a_value_holds_fails_and_is_not_copied(
+    server: RedisServer, open_store: OpenStore
+) -> None:
+    batch = made_up_batch(object_keys(1), page_bytes=MAX_OBJECT_BYTES + 64)
+
+    statuses = open_store(server).write([batch], HostAccess(), may_publish=allow)
+
+    assert statuses == ((WriteStatus.FAILED,),)
 
 
 # ---- calls ----------------------------------------------------------------------------------

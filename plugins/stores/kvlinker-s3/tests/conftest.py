@@ -13,6 +13,7 @@ from kvlinker_s3 import S3Store, S3StoreOptions
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from http_proxy import Proxy, proxy_to
 from s3_server import BUCKET, OpenStore, S3Server, settings_for
 
 
@@ -31,6 +32,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     server = S3Server(tmp_path_factory.mktemp("s3"))
     yield server
     server.kill()
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[Proxy]:
+    """Give a proxy in front of the server that tests share."""
+    with proxy_to(server.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import http.client
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 __all__ = ["Answer", "Asked", "Proxy", "proxy_to"]
 
+_PAUSE_SECONDS = 0.06
+"""A little more than a store of these tests does not ask a server that it gave up."""
+_SLOW_BYTES = 20
 _HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "date", "server"})
 
 
@@ -48,6 +52,8 @@ class Answer:
     """After so many bytes of the body the connection ends."""
     is_reset: bool = False
     """Nothing is answered, and the connection is reset."""
+    pause_seconds: float = 0.0
+    """How long each few bytes of the body take."""
 
 
 Before = Callable[[Asked], Answer | None]
@@ -78,6 +84,18 @@ class Proxy:
     def count(self, method: str) -> int:
         """Return how many requests of a kind there were."""
         return sum(asked.method == method for asked in self.asked)
+
+    @contextmanager
+    def troubled(
+        self, *, before: Before | None = None, after: After | None = None
+    ) -> Iterator[None]:
+        """Let something happen to requests for the length of a block, and wait until impatient stores ask again."""
+        self.before, self.after = before, after
+        try:
+            yield
+        finally:
+            self.before = self.after = None
+            time.sleep(_PAUSE_SECONDS)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         proxy = self
@@ -148,7 +166,12 @@ def _send(handler: BaseHTTPRequestHandler, answer: Answer) -> None:
     handler.end_headers()
     if is_head:
         return
-    handler.wfile.write(answer.body[: answer.cut])
+    body = answer.body[: answer.cut]
+    while answer.pause_seconds and len(body) > _SLOW_BYTES:
+        handler.wfile.write(body[:_SLOW_BYTES])
+        body = body[_SLOW_BYTES:]
+        time.sleep(answer.pause_seconds)
+    handler.wfile.write(body)
     if answer.cut is not None:
         handler.close_connection = True
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from http_proxy import Answer, Asked, Proxy, proxy_to
+from http_proxy import Answer, Asked, Proxy
 from obstore.store import ObjectStore
-from s3_server import OpenStore, S3Server
+from s3_server import OpenStore
 
 from kvlinker.errors import StoreError, StoreTimeoutError
 from kvlinker.store import ReadStatus, WriteStatus
@@ -21,14 +19,6 @@ from kvlinker_s3.lanes import Lane
 
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
 WRITTEN = WriteStatus.WRITTEN
-PAUSE_SECONDS = 0.06
-"""A little more than a store of these tests does not ask a server that refused it."""
-
-
-@pytest.fixture
-def proxy(server: S3Server) -> Iterator[Proxy]:
-    with proxy_to(server.port) as proxy:
-        yield proxy
 
 
 def error_of(code: str, status: int) -> Answer:
@@ -44,11 +34,11 @@ def test_keys_that_are_withdrawn_between_two_layers_are_an_error_and_cost_no_obj
 
     with shelf.open(keys) as session:
         before = shelf.read(keys, session=session, layer=0)
-        proxy.before = lambda _: error_of("AccessDenied", 403)
-        with pytest.raises(StoreError, match="the server refuses") as caught:
+        with (
+            proxy.troubled(before=lambda _: error_of("AccessDenied", 403)),
+            pytest.raises(StoreError, match="the server refuses") as caught,
+        ):
             shelf.read(keys, session=session, layer=1)
-    proxy.before = None
-    time.sleep(PAUSE_SECONDS)
 
     assert before == (OK,) * 3
     assert "sesame" not in str(caught.value)
@@ -65,10 +55,8 @@ def test_writes_that_are_refused_in_the_midst_fail_alone_and_raise_nothing(
         is_late = asked.method == "PUT" and next(puts) >= 2
         return error_of("AccessDenied", 403) if is_late else None
 
-    proxy.before = refuse_later
-    statuses = shelf.write(keys)
-    proxy.before = None
-    time.sleep(PAUSE_SECONDS)
+    with proxy.troubled(before=refuse_later):
+        statuses = shelf.write(keys)
 
     assert statuses == (WRITTEN, WRITTEN, WriteStatus.FAILED, WriteStatus.FAILED)
     assert shelf.store.exists(keys) == (True, True, False, False)
@@ -84,13 +72,11 @@ def test_a_bucket_that_vanishes_under_a_store_is_misses_and_failed_writes(
 
     with shelf.open(keys) as session:
         shelf.read(keys, session=session, layer=0)
-        proxy.before = lambda _: error_of("NoSuchBucket", 404)
-        read = shelf.read(keys, session=session, layer=1)
-    written = shelf.write(others)
-    with pytest.raises(StoreError, match="make the bucket, or mend url"):
-        shelf.store.stats()
-    proxy.before = None
-    time.sleep(PAUSE_SECONDS)
+        with proxy.troubled(before=lambda _: error_of("NoSuchBucket", 404)):
+            read = shelf.read(keys, session=session, layer=1)
+            written = shelf.write(others)
+            with pytest.raises(StoreError, match="make the bucket, or mend url"):
+                shelf.store.stats()
 
     assert read == (MISS,) * 3
     assert written == (WriteStatus.FAILED,) * 2
@@ -117,11 +103,8 @@ def test_t4_a_server_that_makes_up_lengths_is_refused_and_costs_no_object(
             ranged = answer.headers["content-range"].split("/")[0]
             answer.headers["content-range"] = f"{ranged}/{total}"
 
-    proxy.after = lie
-    with pytest.raises(StoreError, match="the server "):
+    with proxy.troubled(after=lie), pytest.raises(StoreError, match="the server "):
         shelf.read(keys)
-    proxy.after = None
-    time.sleep(PAUSE_SECONDS)
 
     assert shelf.read(keys) == (OK, OK)
 
@@ -135,14 +118,10 @@ def test_t4_a_page_of_somebody_in_the_place_of_every_answer_is_an_error(
     shelf.stock(keys)
     page = Answer(status=status, headers={"location": "/login"}, body=b"<html>log in</html>")
 
-    proxy.before = lambda _: page
-    with pytest.raises(StoreError):
+    with proxy.troubled(before=lambda _: page), pytest.raises(StoreError):
         shelf.read(keys)
-    time.sleep(PAUSE_SECONDS)
-    with pytest.raises(StoreError):
+    with proxy.troubled(before=lambda _: page), pytest.raises(StoreError):
         shelf.store.exists(keys)
-    proxy.before = None
-    time.sleep(PAUSE_SECONDS)
 
     assert shelf.store.exists(keys) == (True, True)
     assert shelf.read(keys) == (OK, OK)
@@ -156,12 +135,11 @@ def test_t6_a_listing_that_never_ends_and_lists_nothing_costs_the_deadline(
     more = "<IsTruncated>true</IsTruncated><NextContinuationToken>1</NextContinuationToken>"
     page = f"<ListBucketResult>{more}</ListBucketResult>"
 
-    proxy.before = lambda _: Answer(status=200, body=page.encode())
+    with proxy.troubled(before=lambda _: Answer(status=200, body=page.encode())):
+        with pytest.raises(StoreTimeoutError, match=r"no page of a listing came within 0.5 s"):
+            store.stats()
+        asked = len(proxy.asked)
 
-    with pytest.raises(StoreTimeoutError, match=r"no page of a listing came within 0.5 s"):
-        store.stats()
-    asked = len(proxy.asked)
-    time.sleep(PAUSE_SECONDS)
     assert 2 < len(proxy.asked) <= asked + 1  # nobody goes on asking
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -163,6 +163,26 @@ def test_more_ranges_than_one_call_of_the_system_takes_are_read(tmp_path: Path) 
     lane.close()
 
     assert b"".join(view for view in fetched if view is not None) == content
+
+
+def test_a_file_that_the_system_gives_a_few_bytes_at_a_time_is_read_whole(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = LayeredPages(7, 1000)
+    (key,) = object_keys(1)
+    store.write([pages.batch(key)], HostAccess(), may_publish=allow)
+
+    def read_a_few(file: int, views: Sequence[memoryview], start: int) -> int:
+        piece = os.pread(file, min(333, len(views[0])), start)
+        views[0][: len(piece)] = piece
+        return len(piece)
+
+    monkeypatch.setattr(os, "preadv", read_a_few)
+    with store.open_read(pages.request(key)) as session:
+        by_layer = [session.read(pages.layer(at), HostAccess()) for at in range(7)]
+
+    assert set(by_layer) == {(OK,)}
+    assert (pages.memory[:, 1] == pages.memory[:, 0]).all()
 
 
 def test_a_file_that_the_system_refuses_is_an_error_that_names_the_store(

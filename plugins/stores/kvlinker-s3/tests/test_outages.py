@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -21,12 +20,6 @@ from kvlinker.testing.shelves import LAYERS, Shelf, allow, object_keys
 OK, MISS, CORRUPT, FAILED = ReadStatus.OK, ReadStatus.MISS, ReadStatus.CORRUPT, ReadStatus.FAILED
 WRITTEN, EXISTS, FULL = WriteStatus.WRITTEN, WriteStatus.EXISTS, WriteStatus.FULL
 NEVER = 1000.0
-
-
-@pytest.fixture
-def proxy(server: S3Server) -> Iterator[Proxy]:
-    with proxy_to(server.port) as proxy:
-        yield proxy
 
 
 def is_payload(asked: Asked) -> bool:
@@ -96,13 +89,6 @@ def test_opening_a_store_without_a_server_says_where_it_was_looked_for(
         open_store(port, retry_seconds=0.05)
 
 
-def test_opening_a_store_on_a_bucket_that_is_not_there_is_an_error(
-    server: S3Server, open_store: OpenStore
-) -> None:
-    with pytest.raises(StoreError, match="NoSuchBucket"):
-        open_store(server.port, url="s3://nobody")
-
-
 def test_an_error_that_passes_within_the_retries_is_not_noticed(
     open_store: OpenStore, proxy: Proxy
 ) -> None:
@@ -134,9 +120,8 @@ def test_a_server_that_fails_some_of_the_objects_fails_those_alone(
         is_it = asked.method == "PUT" and refused in asked.path
         return Answer(status=405, body=b"not this one") if is_it else None
 
-    proxy.before = refuse_one
-    assert shelf.write(keys) == (WRITTEN, WriteStatus.FAILED, WRITTEN)
-    proxy.before = None
+    with proxy.troubled(before=refuse_one):
+        assert shelf.write(keys) == (WRITTEN, WriteStatus.FAILED, WRITTEN)
 
     assert shelf.read(keys) == (OK, MISS, OK)
     assert "not this one" in caplog.text
@@ -170,18 +155,37 @@ def test_t6_a_frozen_server_costs_the_deadline(proxy: Proxy, open_store: OpenSto
     def freeze(_: Asked) -> None:
         thawed.wait(30)
 
-    proxy.before = freeze
-    with pytest.raises(StoreTimeoutError, match="loads: the server cannot be reached"):
+    with (
+        proxy.troubled(before=freeze),
+        pytest.raises(StoreTimeoutError, match="loads: the server cannot be reached"),
+    ):
         shelf.read(keys)
-    proxy.before = None
     thawed.set()
-    time.sleep(0.06)
 
     # The late answers came on connections that nobody uses any more.
     assert shelf.store.exists([*object_keys(2, chain="absent"), *keys]) == (
         *(False, False),
         *(True, True),
     )
+    assert shelf.read(keys) == (OK, OK)
+
+
+def test_t6_a_server_that_sends_a_little_now_and_then_costs_the_time_of_a_request(
+    proxy: Proxy, open_store: OpenStore
+) -> None:
+    shelf = Shelf(open_store(proxy.port, answer_seconds=30, request_seconds=0.5))
+    keys = object_keys(2)
+    shelf.stock(keys)
+
+    def drip(_: Asked, answer: Answer) -> None:
+        answer.pause_seconds = 0.1
+
+    with (
+        proxy.troubled(after=drip),
+        pytest.raises(StoreTimeoutError, match="loads: the server cannot be reached"),
+    ):
+        shelf.read(keys)
+
     assert shelf.read(keys) == (OK, OK)
 
 
@@ -296,11 +300,11 @@ def test_t4_answers_that_end_early_are_tried_again_and_then_an_error(
         if layer is None or is_payload(asked):
             answer.cut = cut
 
-    proxy.after = cut_short
-    with pytest.raises(StoreTimeoutError, match=r"the server cannot be reached: .*body"):
+    with (
+        proxy.troubled(after=cut_short),
+        pytest.raises(StoreTimeoutError, match=r"the server cannot be reached: .*body"),
+    ):
         shelf.read(keys, layer=layer)
-    proxy.after = None
-    time.sleep(0.06)
 
     assert shelf.read(keys) == (OK, OK)
 
@@ -318,9 +322,8 @@ def test_t4_an_answer_that_is_shorter_than_the_range_fails_and_costs_no_object(
         if asked.method == "GET" and short.hex()[26:] in asked.path and not is_only_header:
             answer.body = answer.body[:-5]
 
-    proxy.after = shorten
-    assert shelf.read([short, sound], layer=layer) == (FAILED, OK)
-    proxy.after = None
+    with proxy.troubled(after=shorten):
+        assert shelf.read([short, sound], layer=layer) == (FAILED, OK)
 
     assert shelf.read([short, sound]) == (OK, OK)
     assert shelf.store.stats().counters["short_answers"] == 1
@@ -355,11 +358,11 @@ def test_t4_a_whole_body_in_the_place_of_a_range_is_refused(
         if asked_for == "headers" or is_payload(asked):
             asked.headers.pop("range", None)
 
-    proxy.before = forget_the_range
-    with pytest.raises(StoreError, match="does not answer with the range that it was asked for"):
+    with (
+        proxy.troubled(before=forget_the_range),
+        pytest.raises(StoreError, match="does not answer with the range that it was asked for"),
+    ):
         shelf.read(keys, layer=BEHIND)
-    proxy.before = None
-    time.sleep(0.06)
 
     assert shelf.read(keys) == (OK, OK)
     assert shelf.store.stats().counters.get("corrupt", 0) == 0
@@ -494,13 +497,23 @@ def test_a_server_that_refuses_the_key_is_an_error_that_shows_no_secret(
     assert str(caught.value).endswith("; look at the keys, at what they may do, and at the region")
 
 
-def test_a_bucket_that_is_not_there_is_an_error_that_says_what_to_do(
-    open_store: OpenStore, proxy: Proxy
+def test_opening_a_store_on_a_bucket_that_is_not_there_says_what_to_do(
+    server: S3Server, open_store: OpenStore
 ) -> None:
-    proxy.before = lambda _: Answer(status=404, body=b"<Error><Code>NoSuchBucket</Code></Error>")
-
     with pytest.raises(StoreError, match=r"NoSuchBucket.*; make the bucket, or mend url"):
-        open_store(proxy.port)
+        open_store(server.port, url="s3://nobody")
+
+
+def test_nothing_goes_in_plain_text_to_a_place_that_no_setting_names(
+    open_store: OpenStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dict(settings_for(proxy.port))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", str(settings.pop("endpoint")))
+
+    with pytest.raises(StoreError):
+        open_store(proxy.port, settings=settings)
+
+    assert proxy.asked == []
 
 
 def test_a_key_comes_from_where_the_settings_say(

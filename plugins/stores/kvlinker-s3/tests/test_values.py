@@ -29,7 +29,7 @@ def values_at(proxy: Proxy, prefix: str, value_bytes: int) -> Iterator[S3Values]
     lane = Lane(options, "loads")
     value = memoryview(bytes(value_bytes))
     lane.run([put(name, value, replace=True) for name in names.of_objects(KEYS)])
-    yield S3Values(lane, names, CALL_BYTES)
+    yield S3Values(lane, names, call_bytes=CALL_BYTES)
     lane.close()
 
 

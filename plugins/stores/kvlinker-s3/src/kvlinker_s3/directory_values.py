@@ -36,19 +36,12 @@ class DirectoryValues(ObjectValues):
     def __init__(
         self, lane: Lane, names: Names, *, url: str, call_bytes: int, concurrency: int
     ) -> None:
-        """Take the lane, the directory, how many bytes may be in host memory, and how many requests run at once."""
-        self._lane = lane
-        self._names = names
+        """Take what ObjectValues does, the directory, and how many requests run at once."""
+        super().__init__(lane, names, call_bytes=call_bytes)
         self._directory = Directory(url)
-        self._call_bytes = call_bytes
         self._concurrency = concurrency
         self._together_bytes = min(_TOGETHER_BYTES, call_bytes // _AHEAD)
         self._blocks = HostBlocks(_LARGEST_BLOCK, kept=_AHEAD + 1)
-
-    @property
-    def answer_bytes(self) -> int:
-        """See NamedValues."""
-        return self._call_bytes
 
     # ---- reading ------------------------------------------------------------------------------
 

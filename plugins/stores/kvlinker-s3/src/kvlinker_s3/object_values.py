@@ -9,12 +9,25 @@ import numpy as np
 
 from kvlinker.named_values import NamedValues, Range, parts_of
 from kvlinker.store import ObjectKey
+from kvlinker_s3.lanes import Lane
+from kvlinker_s3.names import Names
 
 __all__ = ["ObjectValues", "groups_of", "together"]
 
 
 class ObjectValues(NamedValues):
     """The objects of a bucket or a directory, through one of the store's lanes."""
+
+    def __init__(self, lane: Lane, names: Names, *, call_bytes: int) -> None:
+        """Take the lane, and how many bytes may be in host memory at a time."""
+        self._lane = lane
+        self._names = names
+        self._call_bytes = call_bytes
+
+    @property
+    def answer_bytes(self) -> int:
+        """See NamedValues."""
+        return self._call_bytes
 
     @abstractmethod
     def sizes(self, keys: Sequence[ObjectKey]) -> list[int | None]:

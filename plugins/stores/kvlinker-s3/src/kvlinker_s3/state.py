@@ -61,7 +61,7 @@ class StoreState:
         """Return the objects as one lane reaches them."""
         options = self.options
         if options.scheme != "file":
-            return S3Values(lane, self.names, options.call_bytes)
+            return S3Values(lane, self.names, call_bytes=options.call_bytes)
         return DirectoryValues(
             lane,
             self.names,

@@ -29,17 +29,10 @@ _TOGETHER_BYTES = 4 << 20
 class S3Values(ObjectValues):
     """The objects of a bucket or a container."""
 
-    def __init__(self, lane: Lane, names: Names, call_bytes: int) -> None:
-        """Take the lane, and how many bytes may be in host memory at a time."""
-        self._lane = lane
-        self._names = names
-        self._call_bytes = call_bytes
+    def __init__(self, lane: Lane, names: Names, *, call_bytes: int) -> None:
+        """See ObjectValues."""
+        super().__init__(lane, names, call_bytes=call_bytes)
         self._together_bytes = min(_TOGETHER_BYTES, call_bytes)
-
-    @property
-    def answer_bytes(self) -> int:
-        """See NamedValues."""
-        return self._call_bytes
 
     def begin(
         self, keys: Sequence[ObjectKey], size: int
