@@ -127,7 +127,13 @@ def _open_files(options: NixlStoreOptions, client: Client) -> Store:
     if options.path is None:
         msg = f"nixl store: backend {options.backend.value} needs option 'path'"
         raise StoreError(msg)
-    file = SlabFile(options.path, layout, is_direct=options.direct_io or options.backend.is_gds)
+    has_checksums = options.is_staged or not options.backend.is_gds
+    file = SlabFile(
+        options.path,
+        layout,
+        is_direct=options.direct_io or options.backend.is_gds,
+        has_checksums=has_checksums,
+    )
     with _closing_on_error(file.close):
         space = Space(layout, file)
         file.load(space)
@@ -152,7 +158,7 @@ def _open_files(options: NixlStoreOptions, client: Client) -> Store:
         writes=lines.writes,
         alignment=alignment if options.is_staged else 1,
         is_staged=options.is_staged,
-        has_checksums=options.is_staged or not options.backend.is_gds,
+        has_checksums=has_checksums,
     )
     return SlotStore(state, pool_registrations(options, lines), is_shared=False)
 

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import secrets
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from kvlinker_nixl.space import Entry, Segment, Space, SpaceLayout, round_up
 __all__ = ["RECORD_BYTES", "SlabFile", "slab_layout"]
 
 _NAME = "objects.kvlinker-nixl"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _FORMAT = 1
 _HEAD_BYTES = 4096
 _SEGMENTS = 16
@@ -49,7 +51,8 @@ _HEAD = np.dtype(
         ("cut", "<u8"),
         ("magic", "<u8"),
         ("slot_bytes", "<u8"),
-        ("padding", "u1", (OBJECT_KEY_BYTES,)),
+        ("boot", "u1", (16,)),  # the start of the machine that it was cut in
+        ("padding", "u1", (OBJECT_KEY_BYTES - 16,)),
     ]
 )
 _CHECKED_FROM = 8
@@ -70,13 +73,17 @@ def slab_layout(capacity: int, alignment: int) -> SpaceLayout:
 class SlabFile(UsedBytes):
     """The file, which one process has at a time, and its tables."""
 
-    def __init__(self, folder: Path, layout: SpaceLayout, *, is_direct: bool) -> None:
+    def __init__(
+        self, folder: Path, layout: SpaceLayout, *, is_direct: bool, has_checksums: bool = True
+    ) -> None:
         """Open the file of a folder, or make both.
 
         Args:
             folder: of the store, made with mode 0700 where it is missing.
             layout: of a new file; an old one must have it too.
             is_direct: transfers go past the page cache.
+            has_checksums: payloads are checked when they are read. Otherwise nothing is taken over that was there
+                before the machine started: where it lost its power, a slot may have another object's bytes.
 
         Raises:
             StoreBusyError: another store has it open.
@@ -89,6 +96,8 @@ class SlabFile(UsedBytes):
         self._backed = [0] * layout.segments
         self._cuts = [0] * layout.segments
         self._process = os.getpid()
+        self._has_checksums = has_checksums
+        self._boot = _boot_number()
         self._fd = _open(folder, self.path)
         self.transfer_fd = self._fd
         """What transfers go through: a descriptor of its own where they go past the page cache."""
@@ -179,6 +188,10 @@ class SlabFile(UsedBytes):
             is_cut = head["magic"] == _MAGIC and _is_whole(head)
             if not is_cut or not 0 < slot_bytes <= self._layout.longest_slot:
                 continue
+            if not self._has_checksums and not (
+                self._boot and head["boot"].tobytes() == self._boot
+            ):
+                continue
             self._cuts[segment] = int(head["cut"])
             space.restore(segment, slot_bytes, self._objects(segment, slot_bytes))
         space.sort_restored()
@@ -211,6 +224,7 @@ class SlabFile(UsedBytes):
         cut = self._cuts[segment.number] = secrets.randbits(63) | 1
         head = np.zeros(1, dtype=_HEAD)
         head["cut"], head["magic"], head["slot_bytes"] = cut, _MAGIC, segment.slot_bytes
+        head["boot"] = np.frombuffer(self._boot or bytes(16), dtype=np.uint8)
         self._write(start, head)
 
     def back(self, segment: Segment, end: int) -> None:
@@ -247,6 +261,14 @@ class SlabFile(UsedBytes):
     def _write(self, place: int, record: NDArray[np.void]) -> None:
         record["checksum"] = _checksum(record[0])
         os.pwrite(self._fd, record.tobytes(), place)
+
+
+def _boot_number() -> bytes:
+    """Return what tells this start of the machine from others, 16 bytes; none where the system does not say."""
+    try:
+        return uuid.UUID(_BOOT.read_text().strip()).bytes
+    except (OSError, ValueError):
+        return b""
 
 
 def _checksum(record: np.void) -> int:
