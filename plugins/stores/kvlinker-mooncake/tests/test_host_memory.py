@@ -7,10 +7,11 @@ from fake_mooncake import FakeClient, StillClock, hangs, name_of, open_fake, wai
 from wide_pages import WidePages
 
 from kvlinker.device import HostAccess
+from kvlinker.entries import DevicePoolEntry
 from kvlinker.errors import StoreTimeoutError, UnsupportedOperationError
 from kvlinker.lanes import LaneTask
-from kvlinker.spans import MemoryRegion
-from kvlinker.store import ReadStatus, WriteStatus
+from kvlinker.spans import BufferSpan, MemoryRegion
+from kvlinker.store import ReadStatus, WriteBatch, WriteStatus
 from kvlinker.testing import Gate
 from kvlinker.testing.shelves import Shelf, allow, object_keys
 from kvlinker_mooncake.codes import Code
@@ -101,6 +102,33 @@ def test_a_staged_read_is_left_behind_and_its_memory_is_not_used_again(clock: St
         shelf.stock(object_keys(2, chain="other"))
         assert len(fake.registered) > len(kept), "what may still be written into is not given away"
     wait_until(lambda: shelf.read(keys) == (OK, OK))
+
+
+@pytest.mark.parametrize(
+    "options", [{"reads": "ranged"}, {"staged": True, "reads": "whole"}], ids=str
+)
+def test_b82_an_object_whose_length_the_client_could_not_answer_is_not_written(
+    options: dict[str, object],
+) -> None:
+    fake, size = FakeClient(), 1 << 31
+    entry = DevicePoolEntry(
+        name="long",
+        indices_from_pool="kv",
+        components=[
+            [BufferSpan(base_ptr=1 << 40, rows=2, row_bytes=size, row_stride=size, label="long")]
+        ],
+        layer_mapping={0: 0},
+        page_size=1,
+        rows_are_pages=True,
+    )
+    plan = entry.page_plan(entry.prepare_locations([0, 1]))
+    batch = WriteBatch(keys=tuple(object_keys(2)), plan=plan, fingerprint=b"long")
+
+    statuses = open_fake(fake, **options).write([batch], HostAccess(), may_publish=allow)
+
+    assert statuses == ((WriteStatus.FAILED,) * 2,)
+    assert not fake.moved_by(PUT)
+    assert not fake.moved_by("batch_put_session_start")
 
 
 @pytest.mark.parametrize("moves", [True, False], ids=["moved", "damaged"])
