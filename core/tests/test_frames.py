@@ -163,6 +163,7 @@ def test_a_fingerprint_differs_from_the_same_one_with_zeros_behind_it() -> None:
     assert set(decode(raw, fingerprint=b"ab\0").status) == {FrameStatus.FOREIGN}
 
 
+@pytest.mark.parametrize("rows", [[2], None], ids=["one", "all"])
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -176,14 +177,17 @@ def test_a_fingerprint_differs_from_the_same_one_with_zeros_behind_it() -> None:
     ],
 )
 def test_t1_b82_ranges_that_do_not_tile_the_payload_are_broken_although_the_checksum_is_right(
-    field: int, value: int
+    field: int, value: int, rows: list[int] | None
 ) -> None:
     raw = encode()
     at = RANGE_AT + field * 8
-    raw[2, at : at + 8] = np.frombuffer(value.to_bytes(8, "little"), dtype=np.uint8)
-    reseal(raw, 2)
+    for row in rows or range(len(raw)):
+        raw[row, at : at + 8] = np.frombuffer(value.to_bytes(8, "little"), dtype=np.uint8)
+        reseal(raw, row)
 
-    assert decode(raw).status.tolist()[2] == FrameStatus.BROKEN
+    status = decode(raw).status
+
+    assert np.flatnonzero(status == FrameStatus.BROKEN).tolist() == (rows or [*range(len(raw))])
 
 
 def test_decoding_reads_strided_rows_of_a_mapped_file() -> None:

@@ -16,6 +16,7 @@ __all__ = [
     "OBJECT_KEY_BYTES",
     "KeyBuilder",
     "KeyNamespace",
+    "check_keys",
     "checked_key",
     "checked_namespace",
     "digest_fields",
@@ -44,6 +45,13 @@ def checked_key(key: bytes) -> bytes:
         msg = f"an object key has {OBJECT_KEY_BYTES} bytes, got {len(key)}; build it with a KeyBuilder"
         raise ContractError(msg)
     return key
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Do nothing where all are object keys; see `checked_key`."""
+    if not set(map(len, keys)) <= {OBJECT_KEY_BYTES}:
+        for key in keys:
+            checked_key(key)
 
 
 def checked_namespace(namespace: bytes) -> bytes:

@@ -11,7 +11,7 @@ from functools import partial
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import ContractError
-from kvlinker.keys import checked_key, checked_namespace
+from kvlinker.keys import check_keys, checked_namespace
 from kvlinker.store import (
     Hold,
     ObjectKey,
@@ -166,15 +166,13 @@ class FileStore(Store):
     ) -> tuple[tuple[WriteStatus, ...], ...]:
         """See Store; nothing is written where not everything finds room."""
         for batch in batches:
-            for key in batch.keys:
-                checked_key(key)
+            check_keys(batch.keys)
         with self._state.using():
             return write_batches(self._state, batches, memory, may_publish)
 
     def open_read(self, request: ReadRequest) -> ReadSession:
         """See Store."""
-        for key in request.keys:
-            checked_key(key)
+        check_keys(request.keys)
         state = self._state
         with state.using():
             with state.changing():
