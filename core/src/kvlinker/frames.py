@@ -294,7 +294,7 @@ def _as_expected(
         len(keys)
         and np.array_equal(words[:, :first], expected.view("<u8").reshape(len(keys), first))
         and (table[1:, :, :2] == table[0, :, :2]).all()
-        and True
+        and _tiles(table[:1, :, 0], table[:1, :, 1], payload_bytes).all()
     )
     if not is_expected:
         return None
