@@ -13,8 +13,10 @@ from fake_client import FakeAgent, FakeClient
 
 from kvlinker.errors import StoreContractError, StoreError
 from kvlinker.testing.shelves import object_keys
+from kvlinker_nixl import peer_depot
 from kvlinker_nixl.agents import Agent
-from kvlinker_nixl.messages import Message, receive, send
+from kvlinker_nixl.depots import Pins, Reservation
+from kvlinker_nixl.messages import Message, numbers_of, receive, send
 from kvlinker_nixl.peer_depot import Channel, PeerDepot
 from kvlinker_nixl.peer_server import PROTOCOL, PeerServer
 
@@ -36,6 +38,8 @@ class Impostor:
         """Listen."""
         self.answers: dict[str, Message | bytes] = {"hello": WELCOME, "stats": STATS}
         self.connections = 0
+        self.calls: list[str] = []
+        self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -50,16 +54,24 @@ class Impostor:
             while True:
                 connection, _ = self._listener.accept()
                 self.connections += 1
+                self._open.append(connection)
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
             while True:
-                answer = self.answers[str(receive(connection, deadline=None)["call"])]
+                self.calls.append(str(receive(connection, deadline=None)["call"]))
+                answer = self.answers[self.calls[-1]]
                 if isinstance(answer, bytes):
                     connection.sendall(answer)
                 else:
                     send(connection, answer, deadline=time.monotonic() + 60)
+
+    def end_connections(self) -> None:
+        """End what is open, as a server that is restarted does."""
+        while self._open:
+            with suppress(OSError):
+                self._open.pop().shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Listen no more."""
@@ -220,3 +232,55 @@ def test_a_server_refuses_what_means_nothing_and_loses_no_room_over_it(
         }
         send(connection, places, deadline=deadline)
         assert receive(connection, deadline=deadline)["offsets"] == [0]
+
+
+@pytest.mark.parametrize("call", ["pin", "reserve"])
+def test_b87_places_are_those_of_the_server_that_named_them_whoever_finds_another_one_meanwhile(
+    impostor: Impostor, depot: PeerDepot, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(FakeAgent, "add_remote_agent", lambda _, metadata: metadata.decode())
+    keys, really = object_keys(1), numbers_of
+
+    def as_another_thread_finds_the_next_server(*given: object) -> list[int]:
+        monkeypatch.setattr(peer_depot, "numbers_of", really)
+        impostor.answers["hello"] = {**WELCOME, "epoch": "two", "metadata": "b3RoZXI="}
+        impostor.end_connections()
+        depot.exists(object_keys(1))
+        depot.delete(object_keys(1))
+        # The line of offloads finds it too.
+        depot.discard(depot.reserve(object_keys(1), 640))
+        return really(*given)  # type: ignore[arg-type]  # as they were given
+
+    impostor.answers |= {"exists": {"flags": [True]}, "delete": {"flags": [True]}}
+    impostor.answers |= {"pin": FOUND, "reserve": FOUND, "discard": {}}
+    monkeypatch.setattr(peer_depot, "numbers_of", as_another_thread_finds_the_next_server)
+
+    given = depot.pin(keys, 640) if call == "pin" else depot.reserve(keys, 640)
+
+    assert given.target.peer == "peer"
+    assert depot.pin(keys, 640).target.peer == "other"
+    if call == "pin":
+        assert isinstance(given, Pins)
+        assert not depot.is_current(given)
+    else:
+        assert isinstance(given, Reservation)
+        with pytest.raises(StoreError, match="connection was lost"):
+            depot.publish(given)
+
+
+def test_b87_a_hold_of_a_server_that_is_gone_ends_none_of_the_next_one(
+    impostor: Impostor, depot: PeerDepot
+) -> None:
+    impostor.answers |= {"hold": {"number": 1, "flags": [True]}, "exists": {"flags": [True]}}
+    old, _ = depot.hold(object_keys(1), 60)
+    impostor.answers["hello"] = {**WELCOME, "epoch": "two"}
+    impostor.end_connections()
+    new, _ = depot.hold(object_keys(1), 60)
+    impostor.answers["release"] = {}
+    impostor.calls.clear()
+
+    depot.release(old)
+    assert "release" not in impostor.calls
+    depot.release(new)
+    depot.release(new)
+    assert impostor.calls == ["release"]

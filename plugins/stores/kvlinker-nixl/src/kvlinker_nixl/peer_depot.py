@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -71,7 +72,13 @@ class Channel:
         return f"nixl store UCX {self._address[0]}:{self._address[1]}"
 
     def ask(self, call: str, *, connection: int | None = None, **fields: object) -> Message:
-        """Return the server's answer.
+        """Return the server's answer; see `ask_with_place`."""
+        return self.ask_with_place(call, connection=connection, **fields)[0]
+
+    def ask_with_place(
+        self, call: str, *, connection: int | None = None, **fields: object
+    ) -> tuple[Message, Place]:
+        """Return the server's answer, and where its numbers and offsets are true.
 
         Args:
             call: what is asked.
@@ -101,7 +108,7 @@ class Channel:
                 except StoreContractError:
                     self._disconnect()  # what else comes may be taken for the next answer
                     raise
-                return self._checked(answer)
+                return self._checked(answer), Place(self.connections, self.target)
         msg = f"{self}: no connection lasts"
         raise StoreTimeoutError(msg)
 
@@ -176,6 +183,14 @@ class Channel:
             self._disconnect()
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an answer is true: another thread may have made another connection behind it, to another server."""
+
+    connection: int
+    target: Target
+
+
 class PeerDepot(Depot):
     """A depot whose space is a server's."""
 
@@ -190,7 +205,9 @@ class PeerDepot(Depot):
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int], int] = {}
         """Which connection pins and reservations were made on, by peer and number."""
-        self._holds: dict[int, int] = {}
+        self._held = 0
+        self._holds: dict[int, tuple[int, int]] = {}
+        """The connection and the server's number of each hold: a server that was restarted counts anew."""
         reads.ask("stats")
 
     @property
@@ -207,13 +224,15 @@ class PeerDepot(Depot):
 
     def reserve(self, keys: Sequence[ObjectKey], frame_bytes: int) -> Reservation:
         """See Depot."""
-        answer = self._writes.ask("reserve", keys=keys_as_text(keys), bytes=frame_bytes)
+        answer, place = self._writes.ask_with_place(
+            "reserve", keys=keys_as_text(keys), bytes=frame_bytes
+        )
         reservation = Reservation(
             number=number_of(answer, "number"),
             offsets=_offsets_of(answer, len(keys), least=FULL),
-            target=self._writes.target,
+            target=place.target,
         )
-        self._note(self._writes, reservation)
+        self._note(place, reservation)
         return reservation
 
     def publish(self, reservation: Reservation) -> tuple[bool, ...]:
@@ -230,7 +249,9 @@ class PeerDepot(Depot):
 
     def pin(self, keys: Sequence[ObjectKey], object_bytes: int) -> Pins:
         """See Depot."""
-        answer = self._reads.ask("pin", keys=keys_as_text(keys), bytes=object_bytes)
+        answer, place = self._reads.ask_with_place(
+            "pin", keys=keys_as_text(keys), bytes=object_bytes
+        )
         headers = numbers_of(answer, "headers", len(keys))
         pins = Pins(
             number=number_of(answer, "number"),
@@ -238,9 +259,9 @@ class PeerDepot(Depot):
             header_bytes=np.array(
                 within(headers, "headers", 0, header_bytes(MAX_RANGES)), dtype=np.int64
             ),
-            target=self._reads.target,
+            target=place.target,
         )
-        self._note(self._reads, pins)
+        self._note(place, pins)
         return pins
 
     def unpin(self, pins: Pins) -> None:
@@ -260,26 +281,29 @@ class PeerDepot(Depot):
     def hold(self, keys: Sequence[ObjectKey], seconds: float) -> tuple[int, tuple[bool, ...]]:
         """See Depot."""
         milliseconds = max(1, round(seconds * 1000))
-        answer = self._reads.ask("hold", keys=keys_as_text(keys), milliseconds=milliseconds)
-        number = number_of(answer, "number")
+        answer, place = self._reads.ask_with_place(
+            "hold", keys=keys_as_text(keys), milliseconds=milliseconds
+        )
+        flags = flags_of(answer, "flags", len(keys))
         with self._lock:
-            self._holds[number] = self._reads.connections
-        return number, flags_of(answer, "flags", len(keys))
+            self._held += 1
+            self._holds[self._held] = place.connection, number_of(answer, "number")
+            return self._held, flags
 
     def release(self, number: int) -> None:
         """See Depot; see `discard`."""
         with self._lock:
-            connection = self._holds.pop(number, None)
+            connection, its_number = self._holds.pop(number, (-1, 0))
         if connection != self._reads.connections:
             return
         with suppress(StoreError):
-            self._reads.ask("release", connection=connection, number=number)
+            self._reads.ask("release", connection=connection, number=its_number)
 
     # ---- numbers --------------------------------------------------------------------------------
 
-    def _note(self, channel: Channel, given: Pins | Reservation) -> None:
+    def _note(self, place: Place, given: Pins | Reservation) -> None:
         with self._lock:
-            self._connections[_name(given)] = channel.connections
+            self._connections[_name(given)] = place.connection
 
     def _forget(self, given: Pins | Reservation) -> int | None:
         with self._lock:
