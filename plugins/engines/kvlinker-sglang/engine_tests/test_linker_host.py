@@ -394,6 +394,17 @@ def test_b34_pages_of_the_weights_before_an_update_are_not_found_after_it(
     assert tree.match(tokens, "of the new weights").host_tokens == len(tokens)
 
 
+def test_k2_an_update_that_failed_for_a_draft_names_no_weights(attach: Attach) -> None:
+    tree, linker = attach()
+    updater = updater_of(tree)
+    updater.draft_worker = Worker(succeeds=False)
+
+    assert not updater.update_weights_from_disk(Update("step 7")).success
+
+    assert not linker.weights.is_mixed
+    assert str(linker.weights.namespace.weights_version).startswith("epoch ")
+
+
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_b34_nothing_is_stored_or_found_between_an_update_and_its_flush(
     attach: Attach, *, succeeds: bool

@@ -6,10 +6,11 @@ import json
 from dataclasses import asdict
 
 import pytest
+from pydantic import ValidationError
 
 from kvlinker.errors import ContractError
 from kvlinker.linker_options import LinkerOptions
-from kvlinker_sglang.options import LimitsConfig, parse_config
+from kvlinker_sglang.options import LimitsConfig, NamespaceConfig, parse_config
 from kvlinker_sglang.secret_references import resolve_secrets
 
 FILE = {"plugin": "file", "options": {"path": "/var/kv", "capacity": "1GiB"}}
@@ -336,6 +337,13 @@ def test_a_namespace_secret_in_the_wrong_place_is_not_shown() -> None:
 
     assert "namespace.secret" in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+def test_a_value_that_is_refused_is_not_shown_by_the_model_either() -> None:
+    with pytest.raises(ValidationError) as caught:
+        NamespaceConfig.model_validate({"tenant": ["hunter2"]})
+
+    assert "hunter2" not in str(caught.value)
 
 
 def test_nothing_that_is_shown_of_the_options_has_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,14 @@ def of_every_cached_prefix(
     return page_hash(key, prior_hash and f"behind {prior_hash}", page_size)
 
 
+def of_32_bits(
+    key: HostKey, prior_hash: str | None = None, page_size: int | None = None
+) -> list[str]:
+    assert isinstance(key, Key)
+    narrow = [token % (1 << 32) for token in key.tokens]
+    return page_hash(Key(narrow, key.extra_key, key.cache_salt), prior_hash, page_size)
+
+
 def one_key(key: HostKey, prior_hash: str | None = None, page_size: int | None = None) -> list[str]:
     return page_hash(key, prior_hash, page_size)[:1]
 
@@ -75,6 +83,7 @@ def test_b35_keys_that_hold_everything_are_taken() -> None:
         (joined, "a request with a salt and one with an extra key share a page"),
         (without_chain, "a page is shared by requests whose first tokens differ"),
         (of_the_whole_prompt, "a page's key depends on the tokens behind it"),
+        (of_32_bits, "a page is shared by tokens that differ beyond 32 bits"),
         (of_every_cached_prefix, "the chain goes on differently behind a cached prefix"),
         (one_key, "8 tokens in pages of 4 have 1 keys"),
     ],

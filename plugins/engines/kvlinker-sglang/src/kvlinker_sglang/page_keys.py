@@ -17,6 +17,8 @@ __all__ = ["check_page_keys"]
 
 _PAGE = 4
 _TOKENS = tuple(range(1, 2 * _PAGE + 1))
+_WIDE = 1 << 40
+"""SGLang puts numbers of up to 62 bits in the place of an image's tokens."""
 _NAMESPACES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "nothing": {},
@@ -56,6 +58,8 @@ def _problems(host: Host) -> Iterator[str]:
                 yield f"a request with {one} and one with {other} share a page"
     if set(_chain(host, (0, *_TOKENS[1:]))) & set(plain):
         yield "a page is shared by requests whose first tokens differ"
+    if _chain(host, (*_TOKENS[:-1], _TOKENS[-1] + _WIDE)) == plain:
+        yield "a page is shared by tokens that differ beyond 32 bits, as those that stand for images do"
     if _chain(host, _TOKENS[:_PAGE]) != plain[:1]:
         yield "a page's key depends on the tokens behind it"
     if _chain(host, _TOKENS[_PAGE:], prior=plain[0]) != plain[1:]:
