@@ -179,19 +179,19 @@ def test_an_object_that_goes_or_is_replaced_between_two_layers_is_a_miss_and_sta
 ) -> None:
     shelf = Shelf(open_store(server))
     rival = shelf.beside(seed=b"rival")
-    gone, replaced, kept = object_keys(3)
-    keys = [gone, replaced, kept]
+    gone, replaced, odd, _kept = keys = object_keys(4)
     shelf.stock(keys)
 
     with shelf.open(keys) as session:
         before = shelf.read(keys, session=session, layer=0)
         client.delete(name_of(gone), name_of(replaced))
         rival.stock([replaced])
+        other_type(client, name_of(odd), b"somebody's")
         after = shelf.read(keys, session=session, layer=1)
 
-    assert (before, after) == ((OK, OK, OK), (MISS, MISS, OK))
+    assert (before, after) == ((OK,) * 4, (MISS, MISS, MISS, OK))
     assert rival.read([replaced]) == (OK,)
-    assert shelf.store.stats().counters["vanished"] == 2
+    assert shelf.store.stats().counters["vanished"] == 3
 
 
 def test_b80_an_object_is_one_key_and_nothing_else_is_left(

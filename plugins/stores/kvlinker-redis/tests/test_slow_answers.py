@@ -5,7 +5,7 @@ from __future__ import annotations
 import socketserver
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from conftest import OpenStore
@@ -15,6 +15,7 @@ from redis_server import RedisServer
 from kvlinker.errors import StoreError, StoreTimeoutError
 from kvlinker.store import ReadStatus
 from kvlinker.testing.shelves import Shelf, object_keys
+from kvlinker.testing.waiting import wait_for
 
 OK = ReadStatus.OK
 
@@ -48,29 +49,37 @@ ANSWERS = {
 }
 
 
-class Circling(socketserver.StreamRequestHandler):
-    """Answers each look at its keys with the same place to go on from."""
+class Scripted(socketserver.ThreadingTCPServer):
+    """Answers each command as it is told to by the command's name."""
 
-    def handle(self) -> None:
-        while line := self.rfile.readline():
-            words = [self._word() for _ in range(int(line[1:]))]
-            self.wfile.write(ANSWERS.get(words[0], b"+OK\r\n"))
-
-    def _word(self) -> bytes:
-        return self.rfile.read(int(self.rfile.readline()[1:]) + 2)[:-2]
-
-
-class CirclingServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answering)
+        self.answers = dict(ANSWERS)
+        self.connected = set[object]()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.server_address[1]}/0"
 
 
+class _Answering(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Scripted)
+        self.server.connected.add(self)
+        while line := self.rfile.readline():
+            words = [self._word() for _ in range(int(line[1:]))]
+            self.wfile.write(self.server.answers.get(words[0], b"+OK\r\n"))
+        self.server.connected.remove(self)
+
+    def _word(self) -> bytes:
+        return self.rfile.read(int(self.rfile.readline()[1:]) + 2)[:-2]
+
+
 @pytest.fixture
-def circling() -> Iterator[CirclingServer]:
-    with CirclingServer(("127.0.0.1", 0), Circling) as server:
+def scripted() -> Iterator[Scripted]:
+    with Scripted() as server:
         thread = threading.Thread(target=lambda: server.serve_forever(0.02))
         thread.start()
         yield server
@@ -79,9 +88,56 @@ def circling() -> Iterator[CirclingServer]:
 
 
 def test_t6_a_server_that_lists_its_keys_without_end_is_not_asked_for_ever(
-    circling: CirclingServer, open_store: OpenStore
+    scripted: Scripted, open_store: OpenStore
 ) -> None:
-    store = open_store(circling)
+    store = open_store(scripted)
 
     with pytest.raises(StoreError, match=r"lists its keys in a circle, SCAN 7 came again"):
         store.stats()
+
+
+def test_t4_an_answer_that_nobody_asked_for_makes_the_others_worth_nothing(
+    scripted: Scripted, open_store: OpenStore
+) -> None:
+    store = open_store(scripted)
+    scripted.answers[b"EXISTS"] = b":1\r\n:0\r\n"
+
+    with pytest.raises(StoreTimeoutError, match="4 B that nobody asked for"):
+        store.exists(object_keys(1))
+
+
+def test_a_store_that_cannot_be_opened_leaves_no_connection_behind(
+    scripted: Scripted, open_store: OpenStore
+) -> None:
+    scripted.answers[b"DBSIZE"] = b"+many\r\n"
+
+    with pytest.raises(StoreError, match="DBSIZE was answered with a ") as caught:
+        open_store(scripted)
+
+    wait_for(lambda: not scripted.connected, "the end of all connections")
+    assert caught.value.__traceback__ is not None  # which has kept the store all the time
+
+
+def test_calls_that_were_given_up_leave_no_connections_behind(
+    make_server: Callable[..., RedisServer], open_store: OpenStore
+) -> None:
+    server = make_server()
+    shelf = Shelf(open_store(server, answer_seconds=0.2, retry_seconds=0.5))
+    keys = object_keys(2)
+    shelf.stock(keys)
+
+    server.freeze()
+    with pytest.raises(StoreTimeoutError):
+        shelf.read(keys)
+    with pytest.raises(StoreTimeoutError):
+        shelf.write(object_keys(2, chain="others"))
+    server.thaw()
+
+    wait_for(lambda: len(_clients_of(server)) <= 2, "one connection for loads and one for offloads")
+
+
+def _clients_of(server: RedisServer) -> list[str]:
+    with server.client() as client:
+        found: object = client.client_list()
+    assert isinstance(found, list)
+    return [one["name"] for one in found if one["name"]]

@@ -95,6 +95,7 @@ def test_t4_numbers_stand_in_order_however_they_are_cut_and_taken(
         (b"", "the end of the connection"),
         (b"$40\r\n" + bytes(39), "the end of the connection"),
         (b"$40\r\n" + bytes(42), "a value that is not 40 B long"),
+        (b"$4\r\nabcde\r\n", "a value that is not 4 B long"),
         (b"$41\r\n" + bytes(41) + b"\r\n", "in the place of a length of at most 40"),
         (b"$-1\r\n", "in the place of a length of at most 40"),
         (b"$4x\r\n", "in the place of a length of at most 40"),
@@ -143,6 +144,18 @@ def test_a_server_that_loads_its_data_is_not_ready_yet() -> None:
 
     with pytest.raises(exceptions.BusyLoadingError):
         ReplyStream(wire, np.empty(room_for(1, SIZE), dtype=np.uint8)).take(1, SIZE)
+
+
+def test_t6_the_time_of_who_uses_answers_is_not_the_servers() -> None:
+    now = 0.0
+    wire = Wire(b"$40\r\n%b\r\n" % bytes(SIZE) * 2, [46, 20, 26])
+    block = np.empty(room_for(1, SIZE), dtype=np.uint8)
+    stream = ReplyStream(wire, block, step_seconds=1.0, clock=lambda: now)
+
+    stream.take(1, SIZE)
+    now = 100.0
+
+    assert views_of(stream.take(1, SIZE)) == [bytes(SIZE)]
 
 
 def test_commands_are_packed_and_values_are_sent_from_where_they_lie() -> None:

@@ -143,6 +143,25 @@ def test_t6_a_listing_that_never_ends_and_lists_nothing_costs_the_deadline(
     assert 2 < len(proxy.asked) <= asked + 1  # nobody goes on asking
 
 
+def test_t6_a_server_that_sends_a_little_now_and_then_costs_the_time_of_a_request(
+    proxy: Proxy, open_store: OpenStore
+) -> None:
+    shelf = Shelf(open_store(proxy.port, answer_seconds=30, request_seconds=0.5))
+    keys = object_keys(2)
+    shelf.stock(keys)
+
+    def drip(_: Asked, answer: Answer) -> None:
+        answer.pause_seconds = 0.1
+
+    with (
+        proxy.troubled(after=drip),
+        pytest.raises(StoreTimeoutError, match="loads: the server cannot be reached"),
+    ):
+        shelf.read(keys)
+
+    assert shelf.read(keys) == (OK, OK)
+
+
 class CountingLane(Lane):
     """A lane that counts how often it gives its server up."""
 

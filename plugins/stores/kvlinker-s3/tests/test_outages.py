@@ -170,25 +170,6 @@ def test_t6_a_frozen_server_costs_the_deadline(proxy: Proxy, open_store: OpenSto
     assert shelf.read(keys) == (OK, OK)
 
 
-def test_t6_a_server_that_sends_a_little_now_and_then_costs_the_time_of_a_request(
-    proxy: Proxy, open_store: OpenStore
-) -> None:
-    shelf = Shelf(open_store(proxy.port, answer_seconds=30, request_seconds=0.5))
-    keys = object_keys(2)
-    shelf.stock(keys)
-
-    def drip(_: Asked, answer: Answer) -> None:
-        answer.pause_seconds = 0.1
-
-    with (
-        proxy.troubled(after=drip),
-        pytest.raises(StoreTimeoutError, match="loads: the server cannot be reached"),
-    ):
-        shelf.read(keys)
-
-    assert shelf.read(keys) == (OK, OK)
-
-
 def test_a_slow_server_costs_time_and_no_object(open_store: OpenStore, proxy: Proxy) -> None:
     shelf = Shelf(open_store(proxy.port, answer_seconds=30))
     keys = object_keys(4)
