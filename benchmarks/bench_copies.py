@@ -23,8 +23,8 @@ TARGETS = {"offload": 0.5, "verified": 0.5, "not verified": 0.8}
 WHOLE, RANGES = "memcpy", "range by range"
 WHY_MISSED = (
     "Pages lie in as many ranges as a model has buffers, and copying those one by one takes longer than one memcpy, "
-    "whoever does it; a checksum reads everything once more, though from the cache, and each range and each layer cost "
-    "something whatever their length."
+    "whoever does it; everything is summed while it is copied, and each range and each layer cost something whatever "
+    "their length."
 )
 
 

@@ -46,8 +46,8 @@ SEGMENT_BYTES = 16 * MIB
 """By default a file of the store has a 64th of the capacity, which is gigabytes where a disk is used."""
 WHY_MISSED = (
     "The calls beside it move bytes between a file and one block, in pieces as long as the object or the range, for "
-    "one process that knows where everything is, over the same memory each time. A store reads every byte once more "
-    "for its checksum, takes new room for what is written, and keeps an index that other processes share; what it "
+    "one process that knows where everything is, over the same memory each time. A store sums every byte that it "
+    "copies, takes new room for what is written, and keeps an index that other processes share; what it "
     "costs that pages lie in as many places as a model has buffers stands in the rows of the same pages."
 )
 
