@@ -51,6 +51,15 @@ def names_of(fake: FakeClient) -> list[str]:
     return sorted(fake.objects)
 
 
+def answers_again(call: Callable[[], object]) -> bool:
+    """Return whether a call is answered."""
+    try:
+        call()
+    except StoreTimeoutError:
+        return False
+    return True
+
+
 # ---- which client ---------------------------------------------------------------------------------
 
 
@@ -388,6 +397,23 @@ def test_t6_a_dead_master_costs_one_wait_and_then_none_for_a_while() -> None:
         with pytest.raises(StoreTimeoutError, match="did not answer lately"):
             store.delete(keys)
     assert len(fake.calls) == asked
+
+
+def test_t6_no_more_calls_hang_at_once_than_may(clock: StillClock) -> None:
+    fake, gate = FakeClient(), Gate()
+    store, keys = open_fake(fake, pause_seconds=1.0), object_keys(1)
+    fake.before = hangs(gate, "batch_is_exist")
+
+    with gate:
+        for _ in range(16):
+            with pytest.raises(StoreTimeoutError, match="no answer within"):
+                store.exists(keys)
+            clock.sleep(2)  # the master is asked again
+        with pytest.raises(StoreTimeoutError, match="did not answer lately"):
+            store.exists(keys)
+        assert len(fake.moved_by("batch_is_exist")) == 16
+    fake.before = lambda _: None
+    wait_until(lambda: answers_again(lambda: store.exists(keys)))
 
 
 @pytest.mark.parametrize("call", ["exists", "delete", "read"])
