@@ -70,13 +70,24 @@ def test_b87_places_in_a_server_that_was_restarted_are_refused(
         other = Shelf(open_store(peer.server), seed=b"other bytes in the same places")
         other.stock(keys)
 
-        with pytest.raises(StoreError):
-            shelf.read(keys, session=session, layer=1)  # nobody has noticed yet
-        until_it_works(lambda: shelf.store.exists(keys))
-
+        # Nobody has noticed yet: the transfer fails, and the next server is asked.
         assert shelf.read(keys, session=session, layer=1) == (MISS,) * 4
+        assert shelf.read(keys, session=session, layer=0) == (MISS,) * 4
         hold.release()
     assert other.read(keys) == (OK,) * 4
+
+
+def test_t6_a_read_from_a_server_that_is_gone_and_not_back_is_an_error(
+    peer: PeerProcess, open_store: OpenStore
+) -> None:
+    shelf = Shelf(open_store(peer.server))
+    keys = object_keys(4)
+    shelf.stock(keys)
+    with shelf.open(keys) as session:
+        peer.kill()
+
+        with pytest.raises(StoreError):
+            shelf.read(keys, session=session)
 
 
 def test_t6_a_dead_server_costs_one_wait_and_is_used_when_it_is_back(

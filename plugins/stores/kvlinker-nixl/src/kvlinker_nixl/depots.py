@@ -88,6 +88,10 @@ class Depot(ABC):
     def is_current(self, pins: Pins) -> bool:
         """Whether pins are those of the space that is there now: another one may have other objects in their places."""
 
+    def find_current(self, pins: Pins) -> bool:
+        """Find out whether they are, behind a transfer that failed; True where nobody can say."""
+        return self.is_current(pins)
+
     @abstractmethod
     def drop(self, pins: Pins, keys: Sequence[ObjectKey], positions: Sequence[int]) -> None:
         """Remove pinned objects that are not what was written, unless others have their keys by now."""

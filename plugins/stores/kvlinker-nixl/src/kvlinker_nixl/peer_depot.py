@@ -273,6 +273,12 @@ class PeerDepot(Depot):
         connection = self._connections.get(_name(pins))
         return connection == self._reads.connections and pins.target == self._reads.target
 
+    def find_current(self, pins: Pins) -> bool:
+        """See Depot."""
+        with suppress(StoreError):
+            self._reads.ask("stats")  # a connection that is gone is made anew
+        return self.is_current(pins)
+
     def drop(self, pins: Pins, keys: Sequence[ObjectKey], positions: Sequence[int]) -> None:
         """See Depot."""
         del keys  # the server knows them

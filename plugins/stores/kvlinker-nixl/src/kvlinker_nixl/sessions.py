@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.device import DeviceAccess, room_for_sums
+from kvlinker.errors import StoreError
 from kvlinker.framed_objects import (
     FoundObjects,
     Piece,
@@ -64,16 +65,25 @@ class SlotReadSession(ReadSession):
         """See ReadSession.
 
         Raises:
-            StoreError: bytes cannot be moved; nobody knows which were.
+            StoreError: bytes cannot be moved; nobody knows which were. Of a server that was restarted, all objects
+                are missed instead.
         """
         self._state.reads.check_open()
         self._request.check(plan)
         with self._open_reads.reading(plan.pool):
             if not self._state.depot.is_current(self._pins):
                 self._vanish()
+            self._read_parts(plan, memory)
+            return tuple(map(_STATUSES.__getitem__, self._status.tolist()))
+
+    def _read_parts(self, plan: TransferPlan, memory: DeviceAccess) -> None:
+        try:
             for part, numbers in self._checked_parts():
                 self._read_part(part, numbers, plan, memory)
-            return tuple(map(_STATUSES.__getitem__, self._status.tolist()))
+        except StoreError:
+            if self._state.depot.find_current(self._pins):
+                raise
+            self._vanish()  # the place is gone, and with it what could not be read
 
     def close(self) -> None:
         """See ReadSession."""
