@@ -44,6 +44,8 @@ class What(Enum):
     """How long the engine was held up by an offload."""
     OFFLOAD = "offload"
     """From the offer until it has ended."""
+    LOST = "lost"
+    """An offload that ended without being stored: its time, noted before, says nothing."""
 
 
 class Event(BaseModel):

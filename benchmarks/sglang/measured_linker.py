@@ -245,6 +245,8 @@ class MeasuredLinker(UnifiedCacheLinker):  # type: ignore[misc, no-any-unimporte
         """See UnifiedCacheLinker."""
         stored = self._now.linker.pop_completed_offload()
         self._now.taken += 1
+        if not stored:
+            self._note(What.LOST, 0.0, 0, is_ok=False)
         return stored
 
     # ---- life cycle ---------------------------------------------------------------------------

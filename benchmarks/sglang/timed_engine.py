@@ -14,7 +14,7 @@ from typing import Self
 
 from engine_frame.client import Answer
 from engine_frame.server import LinkerOptions, Server, ServerDied, ServerOptions
-from linker_events import Event, EventFile, RequestName, pending_offloads
+from linker_events import Event, EventFile, RequestName, What, pending_offloads
 
 __all__ = ["PAGE_SIZE", "Engine", "Memory", "ServerDied", "Timed"]
 
@@ -129,7 +129,7 @@ class Engine:
         client = self._server.client
         if flush:
             client.flush_cache()
-        self._events.take()
+        self._take()
         start = time.perf_counter()
         answer = client.generate(prompt, new_tokens=new_tokens, request_id=str(name))
         seconds = time.perf_counter() - start
@@ -152,15 +152,27 @@ class Engine:
         return next((line for line in reversed(lines) if "Error: " in line), "no error is logged")
 
     def _settled(self) -> tuple[Event, ...]:
-        events = self._events.take()
+        events = self._take()
         deadline = time.monotonic() + SETTLE_SECONDS
         while pending_offloads(events):
             if time.monotonic() > deadline:
                 msg = f"an offload does not end: {self._server.last_lines()}"
                 raise RuntimeError(msg)
             time.sleep(0.005)
-            events += self._events.take()
+            events += self._take()
         return tuple(events)
+
+    def _take(self) -> list[Event]:
+        """Return what was noted since the last call.
+
+        Raises:
+            RuntimeError: something offloaded was not stored, so that a time that was taken is no offload's.
+        """
+        events = self._events.take()
+        if any(event.what is What.LOST for event in events):
+            msg = f"an offload was not stored: {self._server.last_lines()}"
+            raise RuntimeError(msg)
+        return events
 
 
 def _python_path() -> list[str]:
