@@ -40,24 +40,28 @@ def test_l4_layers_that_are_read_together_land_in_their_pages(family: Family) ->
         rig.assert_at_rest()
 
 
-def test_l4_layers_are_read_together_until_a_read_moves_enough() -> None:
+@pytest.mark.parametrize(
+    ("layers", "count"),
+    [
+        (0.5, 4),  # one in each
+        (
+            0.6,
+            2,
+        ),  # a later read moves twice as much, and the fourth layer would be too little for one
+        (1.0, 2),
+        (1.1, 1),  # what two layers would leave is too little for a later read
+    ],
+)
+def test_l4_layers_are_read_together_until_a_read_moves_enough(layers: float, count: int) -> None:
     with linked(Family.MHA) as rig:
-        two = layer_bytes(rig, KV, 0) + layer_bytes(rig, KV, 1)
+        least = int(layers * layer_bytes(rig, KV, 0))
 
-    with linked(Family.MHA, options=replace(PATIENT, min_read_bytes=two - 1)) as rig:
+    with linked(Family.MHA, options=replace(PATIENT, min_read_bytes=least)) as rig:
         rig.keep(KEYS)
+
         assert rig.restore("a", KEYS)
-        assert reads(rig) == [KV, KV]
 
-
-def test_l4_what_would_be_too_little_for_a_read_of_its_own_is_read_with_the_layers_before() -> None:
-    with linked(Family.MHA) as rig:
-        two = layer_bytes(rig, KV, 0) + layer_bytes(rig, KV, 1)
-
-    with linked(Family.MHA, options=replace(PATIENT, min_read_bytes=two + 1)) as rig:
-        rig.keep(KEYS)
-        assert rig.restore("a", KEYS)
-        assert reads(rig) == [KV]
+        assert reads(rig) == [KV] * count
 
 
 def test_l4_b65_none_of_them_counts_before_every_pool_of_all_has_landed() -> None:

@@ -44,8 +44,8 @@ class LinkerOptions:
     min_hit_tokens: int = 1
     """Boundaries of fewer tokens are not offered: loading them would take longer than computing them."""
     min_read_bytes: int = 1
-    """Layers are read together until a read moves so many bytes, so that what a call costs is small beside it;
-    the engine waits for all of them. By default each layer is read alone."""
+    """Layers are read together until a read moves so many bytes, or twice as many behind the first read of a load, so
+    that what a call costs is small beside it; the engine waits for all of them. By default each layer is read alone."""
 
     def __post_init__(self) -> None:
         for item in fields(self):

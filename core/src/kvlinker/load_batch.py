@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,10 @@ from kvlinker.pool_keys import GroupKeys
 from kvlinker.store import Hold, ObjectKey
 from kvlinker.transfers import PageKey
 
-__all__ = ["LoadBatch", "LoadRequest", "PoolLoad", "PoolRequest"]
+__all__ = ["LoadBatch", "LoadRequest", "PoolLoad", "PoolRequest", "read_runs"]
+
+_LATER_READS = 2
+"""How many times the bytes of a load's first read later ones move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,6 +58,10 @@ class PoolLoad:
     """Object keys, one tuple per part."""
     owners: tuple[str, ...]
     """The request that each page belongs to."""
+
+    def layer_bytes(self, layer: int) -> int:
+        """Return what a layer's ranges of all pages have."""
+        return self.entry.layer_bytes.get(layer, 0) * self.pages.num_pages
 
     def select(self, pages: Sequence[int]) -> PoolLoad:
         """Return the load of some of its pages."""
@@ -184,3 +191,26 @@ class LoadBatch:
             ),
             owners=tuple(rid for rid, pool in items for _ in pool.page_keys),
         )
+
+
+def read_runs(pools: Sequence[PoolLoad], *, layers: int, least: int) -> Iterator[range]:
+    """Yield the layers that are read together, in order.
+
+    The first ones are waited for, and what comes behind them has time: later reads move twice as much. The last
+    layers are read with those before, if they are too few for a read of their own.
+
+    Args:
+        pools: that are read.
+        layers: how many there are.
+        least: bytes of the first read; 1 for each layer alone.
+    """
+    if least == 1:
+        yield from (range(layer, layer + 1) for layer in range(layers))
+        return
+    sizes = [sum(pool.layer_bytes(layer) for pool in pools) for layer in range(layers)]
+    first, gathered, left, later = 0, 0, sum(sizes), _LATER_READS * least
+    for end, size in enumerate(sizes, 1):
+        gathered, left = gathered + size, left - size
+        if end == layers or (gathered >= least and left >= later):
+            yield range(first, end)
+            first, gathered, least = end, 0, later

@@ -20,7 +20,7 @@ from kvlinker.guard import BreakerOpenError, checked_read
 from kvlinker.lanes import Lane
 from kvlinker.layer_counter import LayerCounter
 from kvlinker.linker_parts import LinkerParts
-from kvlinker.load_batch import LoadBatch, LoadRequest, PoolLoad, PoolRequest
+from kvlinker.load_batch import LoadBatch, LoadRequest, PoolLoad, PoolRequest, read_runs
 from kvlinker.metrics import TokenOutcome
 from kvlinker.permits import PermittedAccess
 from kvlinker.plans import TransferPlan
@@ -239,19 +239,10 @@ class LoadQueue:
                 return
 
     def _runs(self, pools: Sequence[PoolLoad]) -> Iterator[range]:
-        """Yield the layers that are read together, in order; the last ones with those before, if they are too few."""
-        count = self._group.num_layers
-        least = self._options.min_read_bytes
-        if least == 1 or self._store.capabilities.max_ranges_per_call is not None:
-            yield from (range(layer, layer + 1) for layer in range(count))
-            return
-        sizes = [sum(_layer_bytes(pool, layer) for pool in pools) for layer in range(count)]
-        first, gathered, left = 0, 0, sum(sizes)
-        for layer, size in enumerate(sizes, 1):
-            gathered, left = gathered + size, left - size
-            if layer == count or (gathered >= least and left >= least):
-                yield range(first, layer)
-                first, gathered = layer, 0
+        """Yield the layers that are read together, in order; each alone where the store limits its ranges."""
+        limited = self._store.capabilities.max_ranges_per_call is not None
+        least = 1 if limited else self._options.min_read_bytes
+        return read_runs(pools, layers=self._group.num_layers, least=least)
 
     def _open(self, batch: LoadBatch, pool: PoolLoad, stack: ExitStack) -> list[ReadSession]:
         sessions = []
@@ -385,10 +376,6 @@ def _check_wanted(batch: LoadBatch) -> None:
     if batch.permit.is_revoked:
         msg = f"batch {batch.index} was given up"
         raise TransferRevokedError(msg)
-
-
-def _layer_bytes(pool: PoolLoad, layer: int) -> int:
-    return pool.entry.layer_bytes.get(layer, 0) * pool.pages.num_pages
 
 
 def _bad_pages(statuses: tuple[ReadStatus, ...]) -> list[int]:
