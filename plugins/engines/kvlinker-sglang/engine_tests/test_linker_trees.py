@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_frame.server import LinkerOptions
-from engine_frame.trees import CORES, KINDS, PAGES, Restored, Tree
+from engine_frame.trees import CORES, KINDS, PAGES, SETTLE_SECONDS, Restored, Tree
 from engine_reads import contents, fill_at_random, overwrite
 from faulty_store import PATIENT, TOLD, install, misbehave
 from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -270,6 +271,66 @@ def test_l6_a_request_that_is_aborted_after_its_lookup_is_forgotten_at_the_flush
     tree.forget()
 
     assert linked.counts() == (0, 0)
+
+
+class Forward:
+    """An event of a forward that goes on until it is told to end."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.is_done = False
+
+    def query(self) -> bool:
+        """See DeviceEvent."""
+        self.asked.set()
+        return self.is_done
+
+
+@pytest.fixture
+def forward(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> Forward:
+    """Return the forward that the engine records an event behind, whenever it is asked for one."""
+    running = Forward()
+    monkeypatch.setattr(linked.linker, "record_offload_ready", lambda: [running])
+    return running
+
+
+def test_l7_pages_are_stored_as_the_forward_left_them_that_was_running_when_they_were_offered(
+    linked: Linked, forward: Forward
+) -> None:
+    tree = linked.tree
+    tokens, slots = linked.tokens(3), tree.allocate(3)
+    tree.insert(tokens, slots)
+    assert forward.asked.wait(SETTLE_SECONDS)
+
+    fill_at_random(tree.rows(slots), seed=1)
+    expected = contents(tree.rows(slots))
+    forward.is_done = True
+    tree.settle()
+    tree.forget()
+    overwrite(tree.rows(slots), 0xFF)
+
+    assert linked.holds(tree.restore(tokens, "again"), expected)
+
+
+def test_b63_slots_are_written_behind_the_forward_that_was_running_when_their_load_began(
+    linked: Linked, forward: Forward
+) -> None:
+    tree = linked.tree
+    forward.is_done = True
+    tokens, expected = linked.store(3)
+    forward.is_done = False
+    forward.asked.clear()
+    match = tree.match(tokens, "again")
+    slots = tree.load_back(match)
+
+    tree.start()
+    assert forward.asked.wait(SETTLE_SECONDS)
+    overwrite(tree.rows(slots), 0xFF)  # what the last forward may still do to them
+    forward.is_done = True
+    tree.wait()
+
+    assert tree.finish([match]) == []
+    assert all(map(torch.equal, contents(tree.rows(slots)), expected))
 
 
 def test_several_requests_of_a_batch_land_together(linked: Linked) -> None:

@@ -51,13 +51,14 @@ from kvlinker.description import KVCacheDescription
 from kvlinker.selection import describe_cache
 from kvlinker_sglang.engine.parameters import describe_request
 
-__all__ = ["CORES", "KINDS", "Kind", "Match", "Restored", "Tree"]
+__all__ = ["CORES", "KINDS", "PAGES", "SETTLE_SECONDS", "Kind", "Match", "Restored", "Tree"]
 
 CORES = ("rust", "python")
 """SGLang's two trees."""
 PAGES = 12
 """Pages that requests of a tree may use; the pools have one more, which belongs to padding."""
 SETTLE_SECONDS = 300.0
+"""Far more than anything takes, also where others keep the cores busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
