@@ -50,7 +50,7 @@ class _Status:
 class _Place:
     size: int
     buffer_address: int
-    transport_endpoint: str = "127.0.0.1:1"
+    transport_endpoint: str
 
     @property
     def buffer_descriptor(self) -> _Place:
@@ -61,13 +61,14 @@ class _Place:
 class _Replica:
     value: bytearray
     in_memory: bool
-    status: _Status = _Status()
+    status: _Status
+    segment: str
 
     def is_memory_replica(self) -> bool:
         return self.in_memory
 
     def get_memory_descriptor(self) -> _Place:
-        return _Place(len(self.value), id(self.value))
+        return _Place(len(self.value), id(self.value), self.segment)
 
 
 @dataclass(eq=False)
@@ -78,6 +79,8 @@ class FakeClient:
     """Names whose objects have no copy in memory."""
     incomplete: set[str] = field(default_factory=set)
     """Names whose objects have no copy that can be read yet."""
+    segment: str = "127.0.0.1:1"
+    """Where all objects are."""
     serves_ranges: bool = True
     before: Callable[[str], list[int] | None] = lambda _: None
     """Answers a call in its place, or lets it go on."""
@@ -143,7 +146,11 @@ class FakeClient:
         if self._come("batch_get_replica_desc") is not None:
             return {}
         return {
-            key: [_Replica(self.objects[key], key not in self.on_disk, self._status_of(key))]
+            key: [
+                _Replica(
+                    self.objects[key], key not in self.on_disk, self._status_of(key), self.segment
+                )
+            ]
             for key in keys
             if key in self.objects
         }
