@@ -192,6 +192,14 @@ def test_t1_rows_are_told_right_from_wrong_wherever_they_lie(
     assert is_right == [[True, False, True], [True, False, True], [False, False, False]]
 
 
+def test_checksums_stand_beside_their_ranges_in_whatever_order_a_plan_has_them(pool: Pool) -> None:
+    in_order = pool.values([0, 1, 2, 3])
+
+    pool.plan = pool.plan.select_spans(np.arange(LAYERS)[::-1])
+
+    assert pool.values([0, 1, 2, 3]) == in_order
+
+
 def test_objects_with_different_tables_are_told_apart(pool: Pool) -> None:
     coarse = FrameLayout(offsets=(0,), sizes=(LAYERS * SIZE,))
     rows = np.zeros((1, coarse.header_bytes + coarse.payload_bytes), dtype=np.uint8)

@@ -126,6 +126,17 @@ def test_t4_a_key_that_a_call_names_twice_is_written_once(
     assert store.stats().counters["written"] == 2
 
 
+def test_t4_a_key_that_a_call_names_twice_and_that_fails_is_there_for_neither(
+    store: DictionaryStore, shelf: Shelf
+) -> None:
+    (key,) = object_keys(1)
+    batches = [shelf.batch([key]), shelf.batch([key], first_page=1)]
+
+    statuses = DraftedWrite(store, batches, fails=0).run(shelf.access, allow)
+
+    assert statuses == ((FAILED,), (FAILED,))
+
+
 def test_b82_an_object_that_is_too_long_fails_and_is_not_copied(store: DictionaryStore) -> None:
     batch = made_up_batch(object_keys(1), page_bytes=(1 << 20) + 64)
 

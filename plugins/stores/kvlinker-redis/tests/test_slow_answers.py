@@ -132,6 +132,8 @@ def test_calls_that_were_given_up_leave_no_connections_behind(
     with pytest.raises(StoreTimeoutError):
         shelf.write(object_keys(2, chain="others"))
     server.thaw()
+    wait_for(lambda: shelf.read(keys) == (OK, OK), "objects", despite=(StoreTimeoutError,))
+    wait_for(lambda: shelf.write(keys), "an answer to a write", despite=(StoreTimeoutError,))
 
     wait_for(lambda: len(_clients_of(server)) <= 2, "one connection for loads and one for offloads")
 

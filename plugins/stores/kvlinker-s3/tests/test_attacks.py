@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 from http_proxy import Answer, Asked, Proxy
 from obstore.store import ObjectStore
-from s3_server import OpenStore
+from s3_server import BUCKET, OpenStore, settings_for
 
+import kvlinker_s3
 from kvlinker.errors import StoreError, StoreTimeoutError
+from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing.shelves import Shelf, object_keys
-from kvlinker_s3 import S3StoreOptions
+from kvlinker_s3 import S3StoreOptions, lanes
 from kvlinker_s3.lanes import Lane
+from kvlinker_s3.state import StoreState
+from kvlinker_s3.writing import S3Write
 
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
 WRITTEN = WriteStatus.WRITTEN
@@ -59,6 +63,7 @@ def test_writes_that_are_refused_in_the_midst_fail_alone_and_raise_nothing(
         statuses = shelf.write(keys)
 
     assert statuses == (WRITTEN, WRITTEN, WriteStatus.FAILED, WriteStatus.FAILED)
+    assert next(puts) == 3  # behind the one that is refused, no other is asked for
     assert shelf.store.exists(keys) == (True, True, False, False)
     assert shelf.write(keys[2:]) == (WRITTEN, WRITTEN)
 
@@ -160,6 +165,90 @@ def test_t6_a_server_that_sends_a_little_now_and_then_costs_the_time_of_a_reques
         shelf.read(keys)
 
     assert shelf.read(keys) == (OK, OK)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_t6_a_server_that_has_too_much_to_do_is_left_alone(
+    open_store: OpenStore, proxy: Proxy, status: int
+) -> None:
+    shelf = Shelf(open_store(proxy.port))
+    keys = object_keys(2)
+    shelf.stock(keys)
+
+    with (
+        proxy.troubled(before=lambda _: Answer(status=status)),
+        pytest.raises(StoreTimeoutError, match=f"loads: the server cannot be reached: .*{status}"),
+    ):
+        shelf.read(keys)
+
+    assert shelf.read(keys) == (OK, OK)
+
+
+def test_objects_that_cannot_be_removed_together_are_removed_one_by_one(
+    open_store: OpenStore, proxy: Proxy
+) -> None:
+    store = open_store(proxy.port)
+    keys = object_keys(3)
+    Shelf(store).stock(keys)
+    removals = itertools.count()
+
+    def be_gone_once(asked: Asked) -> Answer | None:
+        is_removal = asked.method in {"POST", "DELETE"}
+        return Answer(status=404) if is_removal and not next(removals) else None
+
+    with proxy.troubled(before=be_gone_once):
+        assert store.clear(keys[0][:NAMESPACE_BYTES]) == 3
+
+    assert next(removals) == 1 + 3
+    assert store.exists(keys) == (False,) * 3
+
+
+def test_frames_of_a_write_that_failed_may_still_be_read_and_are_not_used_again(
+    proxy: Proxy, prefix: str
+) -> None:
+    config = {"url": f"s3://{BUCKET}", "settings": settings_for(proxy.port), "prefix": prefix}
+    state = StoreState(S3StoreOptions.of_config({**config, "retry_seconds": 0.05}))
+    shelf = Shelf(kvlinker_s3.open_store(config))
+    write = S3Write(state, [shelf.batch(object_keys(1))])
+    places: list[int] = []
+
+    def note() -> bool:
+        places.append(write.row(write.works[0], 0).ctypes.data)
+        return True
+
+    with proxy.troubled(before=lambda _: Answer(status=503)):
+        statuses = write.run(shelf.access, note)
+    again = state.framed.blocks.take(64)
+    state.writes.close()
+    shelf.store.close()
+
+    assert statuses == ((WriteStatus.FAILED,),)
+    assert again.ctypes.data != places[0]
+
+
+def test_what_nobody_waits_for_any_more_is_not_asked_for(tmp_path: Path) -> None:
+    lane = Lane(S3StoreOptions(url=tmp_path.as_uri(), concurrency=1), "loads")
+    is_begun, may_end = threading.Event(), threading.Event()
+    asked: list[int] = []
+
+    def ask(number: int) -> lanes.Asked[None]:
+        def answer(_: ObjectStore) -> None:
+            asked.append(number)
+            if number == 1:
+                is_begun.set()
+                assert may_end.wait(60)
+
+        return lanes.Asked(requests=[answer], bytes=1)
+
+    answers = lane.stream([ask(number) for number in range(4)], ahead_bytes=10)
+    next(answers)
+    assert is_begun.wait(60)
+    answers.close()
+    may_end.set()
+    lane.run([lambda _: None] * 2)
+    lane.close()
+
+    assert asked == [0, 1]
 
 
 class CountingLane(Lane):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,12 +17,15 @@ from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import ReadStatus, Store
 from kvlinker.testing.layered_pages import LayeredPages
 from kvlinker.testing.shelves import Shelf, allow, object_keys
+from kvlinker.testing.waiting import wait_for
 from kvlinker_s3 import S3StoreOptions
 from kvlinker_s3.directory_values import DirectoryValues
 from kvlinker_s3.lanes import Lane
 from kvlinker_s3.names import Names
 
 OK, MISS = ReadStatus.OK, ReadStatus.MISS
+SIZE = 600_000
+"""Bytes of files that are read one by one."""
 
 
 @pytest.fixture
@@ -148,6 +153,63 @@ def test_files_are_handed_over_side_by_side_and_keep_their_order(
         for at, (_, length) in enumerate([*ranges, (0, 2)])
         for n in range(30)
     ]
+
+
+@pytest.mark.parametrize("call", ["begin", "fetch"])
+def test_what_was_handed_over_stays_as_it_is_while_the_next_files_are_read(
+    tmp_path: Path, call: str
+) -> None:
+    options = S3StoreOptions(url=tmp_path.as_uri(), concurrency=1)
+    lane, names, keys = Lane(options, "loads"), Names(options.prefix), object_keys(8)
+    values = DirectoryValues(lane, names, url=options.url, call_bytes=2 << 20, concurrency=1)
+    for number, key in enumerate(keys):
+        path = tmp_path / names.of_object(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes([number]) * SIZE)
+
+    if call == "begin":
+        beginnings = values.begin(keys, SIZE)
+        ((_, first),) = next(beginnings)
+        view = None if first is None else first.raw
+    else:
+        fetching = values.fetch(keys, [(0, SIZE)])
+        view = next(fetching).views[0]
+    lane.run([lambda _: None] * 2)  # behind all that is read ahead, in the one thread
+    assert view is not None
+    found = bytes(view)
+    lane.close()
+
+    assert found == bytes(SIZE)
+
+
+def test_a_file_that_another_machine_removed_under_us_is_a_miss(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(store)
+    keys = object_keys(2)
+    shelf.stock(keys)
+
+    def be_stale(*_: object) -> int:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with shelf.open(keys) as session, monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", be_stale)
+        assert shelf.read(keys) == (MISS, MISS)
+        patch.undo()
+        assert shelf.read(keys, session=session, layer=0) == (OK, OK)
+        patch.setattr(os, "preadv", be_stale)
+        assert shelf.read(keys, session=session, layer=2) == (MISS, MISS)
+
+
+def test_a_closed_store_has_no_threads(store: Store) -> None:
+    before = set(threading.enumerate())
+    keys = object_keys(40)
+    Shelf(store).stock(keys)
+    assert all(store.exists(keys))
+
+    store.close()
+
+    wait_for(lambda: set(threading.enumerate()) <= before, "the end of the store's threads")
 
 
 def test_more_ranges_than_one_call_of_the_system_takes_are_read(tmp_path: Path) -> None:

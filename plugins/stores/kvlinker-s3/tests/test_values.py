@@ -21,15 +21,17 @@ KEYS = object_keys(40)
 
 
 @contextmanager
-def values_at(proxy: Proxy, prefix: str, value_bytes: int) -> Iterator[S3Values]:
+def values_at(
+    proxy: Proxy, prefix: str, value_bytes: int, call_bytes: int = CALL_BYTES
+) -> Iterator[S3Values]:
     """Store values of some length, and give what reads them through a proxy."""
     config = {"url": f"s3://{BUCKET}", "settings": settings_for(proxy.port), "prefix": prefix}
-    options = S3StoreOptions.of_config({**config, "call_bytes": CALL_BYTES})
+    options = S3StoreOptions.of_config({**config, "call_bytes": call_bytes})
     names = Names(prefix)
     lane = Lane(options, "loads")
     value = memoryview(bytes(value_bytes))
     lane.run([put(name, value, replace=True) for name in names.of_objects(KEYS)])
-    yield S3Values(lane, names, call_bytes=CALL_BYTES)
+    yield S3Values(lane, names, call_bytes=call_bytes)
     lane.close()
 
 
@@ -53,3 +55,23 @@ def test_what_is_asked_for_ahead_of_many_objects_is_no_more_than_may_be_in_memor
             taken += layer_bytes * len(one.numbers)
 
     assert taken == sum(answered) == len(KEYS) * len(ranges) * layer_bytes
+
+
+def test_t4_what_is_guessed_comes_range_by_range_also_where_several_are_asked_for_at_once(
+    server: S3Server, prefix: str
+) -> None:
+    layer_bytes = 56 << 10
+    ranges = [(at * layer_bytes, layer_bytes) for at in range(4)]
+    with (
+        proxy_to(server.port) as proxy,
+        values_at(proxy, prefix, 4 * layer_bytes, call_bytes=16 << 20) as values,
+    ):
+        before = len(proxy.asked)
+
+        fetched = list(values.fetch(KEYS, ranges[:1], expected=ranges[1:]))
+
+        asked = len(proxy.asked) - before
+
+    order = [(one.range, number) for one in fetched for number in one.numbers]
+    assert order == [(at, number) for at in range(4) for number in range(len(KEYS))]
+    assert asked < len(order)
