@@ -13,6 +13,7 @@ from kvlinker.errors import StoreTimeoutError
 from kvlinker.testing.shelves import Shelf, object_keys
 from kvlinker_nixl import NixlStoreOptions, open_nixl_store
 from kvlinker_nixl.agents import Operation
+from kvlinker_nixl.blocks import Blocks
 from kvlinker_nixl.moving import descriptors
 from kvlinker_nixl.store import SlotStore
 
@@ -84,3 +85,16 @@ def test_l5_a_block_that_another_thread_gave_back_behind_a_late_transfer_is_give
 
     assert line.blocks.take(64) is block
     assert line.blocks.take(64) is not block, "two would have the same memory"
+
+
+def test_a_block_that_is_longer_than_a_transfer_is_not_kept(store: SlotStore) -> None:
+    agent = store.state.reads.agent
+    before, blocks = agent.registrations, Blocks(agent, 1 << 20)
+
+    for size in (1 << 20, 2 << 20):
+        with blocks.borrow(size) as block:
+            assert block.size >= size
+        assert agent.registrations == before + 1
+
+    assert blocks.close(seconds=0)
+    assert agent.registrations == before
