@@ -48,7 +48,7 @@ from kvlinker_nixl.peer_depot import Channel
 TOPIC = "NIXL store"
 CAPACITY = 1 << 30
 WHY_MISSED = (
-    "NIXL moves a block in one piece, since it merges what lies side by side, and that is one copy in memory; the store "
+    "NIXL moves a block in one piece, since it merges what lies side by side: one copy in memory; the store "
     "also makes the checksum of every range, and where it is staged copies it to a place of its own in the same pass: "
     "a second pass that takes longer than the first, beside it on another core. Straight, every range is a transfer of "
     "its own, and a file that was written so lies in smaller pieces of the page cache, which take longer to read. The "
