@@ -229,14 +229,14 @@ def test_b81_what_is_too_short_or_too_long_for_an_object_with_a_header_is_a_miss
 
 
 class _Interrupts(FakeClient):
-    """Once, interrupts who waits for bytes."""
+    """Once, interrupts who waits for what has come to a gate."""
 
-    has_interrupted = False
+    gate: Gate | None = None
 
     def wait(self, task: LaneTask, seconds: float) -> bool:
-        while not self.has_interrupted and not task.wait(0.002):
-            if self.moved_by(WHOLE):
-                self.has_interrupted = True
+        while self.gate is not None and not task.wait(0.002):
+            if self.gate.arrived:
+                self.gate = None
                 raise KeyboardInterrupt
         return super().wait(task, seconds)
 
@@ -245,7 +245,7 @@ def test_memory_of_a_read_that_was_interrupted_is_not_used_before_its_bytes_have
     fake, gate = _Interrupts(), Gate()
     shelf, keys = Shelf(open_fake(fake, reads="whole", staged=True)), object_keys(2)
     shelf.stock(keys)
-    fake.before = hangs(gate, WHOLE)
+    fake.before, fake.gate = hangs(gate, WHOLE), gate
 
     with gate:
         with pytest.raises(KeyboardInterrupt):
