@@ -22,6 +22,7 @@ from kvlinker.framed_objects import (
 )
 from kvlinker.frames import FrameLayout
 from kvlinker.moving import using_mover
+from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.store import WriteBatch
 from kvlinker.testing import PythonMover
@@ -194,8 +195,10 @@ def test_t1_rows_are_told_right_from_wrong_wherever_they_lie(
 
 def test_checksums_stand_beside_their_ranges_in_whatever_order_a_plan_has_them(pool: Pool) -> None:
     in_order = pool.values([0, 1, 2, 3])
+    plan = pool.plan
 
-    pool.plan = pool.plan.select_spans(np.arange(LAYERS)[::-1])
+    backwards = plan.spans.select(np.arange(LAYERS)[::-1])
+    pool.plan = TransferPlan(pages=plan.pages, spans=backwards, part_bytes=plan.part_bytes)
 
     assert pool.values([0, 1, 2, 3]) == in_order
 
