@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,11 +18,11 @@ from real_pools import MODEL_CONFIG
 from sglang.srt.arg_groups.arg_utils import namespace_of
 from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.runtime_context import get_context, get_parallel
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
+from weight_updaters import Bucket, Check, Session, Update, Worker, flush, update, updater_of
 
 import kvlinker_sglang
 from kvlinker.errors import (
@@ -37,6 +36,7 @@ from kvlinker_sglang.compatibility import TESTED_VERSIONS, check_host, differenc
 from kvlinker_sglang.engine import host, parameters
 from kvlinker_sglang.engine.host import installed_host, model_facts
 from kvlinker_sglang.engine.linker import KVLinker
+from kvlinker_sglang.identity import Checkpoint
 from kvlinker_sglang.page_keys import check_page_keys
 from kvlinker_sglang.server_arguments import known_names
 from kvlinker_sglang.server_environment import known_variables
@@ -137,6 +137,43 @@ def test_k2_what_the_server_says_of_its_model_is_read(attach: Attach) -> None:
     assert facts.weights_version == "default"
     assert facts.values.keys() >= VALUE_ARGUMENTS
     assert not facts.values.keys() & {"model_path", "port", "tp_size", "cuda_graph_config"}
+
+
+def test_k2_drafts_and_adapters_that_the_server_starts_with_are_read(attach: Attach) -> None:
+    attach()
+    adapter = LoRARef(lora_name="a", lora_path="/adapters/a")
+
+    with (
+        get_context()
+        .config_bag("spec")
+        .override(
+            speculative_draft_model_path="org/draft", speculative_draft_model_revision="main"
+        ),
+        get_context().config_bag("lora").override(lora_paths=[adapter]),
+    ):
+        facts = model_facts()
+
+    assert facts.draft == Checkpoint(path="org/draft", revision="main")
+    assert facts.adapters == {"a": Checkpoint(path="/adapters/a")}
+
+
+@pytest.mark.parametrize(
+    ("group", "argument", "are_in_files"),
+    [
+        ("model", {"load_format": "safetensors"}, True),
+        ("model", {"load_format": "dummy"}, False),
+        ("model", {"weight_cache_mode": "client"}, False),
+        ("spec", {"speculative_draft_load_format": "safetensors"}, True),
+        ("spec", {"speculative_draft_load_format": "dummy"}, False),
+    ],
+)
+def test_k2_weights_are_in_files_where_those_of_target_and_draft_are(
+    attach: Attach, group: str, argument: dict[str, str], *, are_in_files: bool
+) -> None:
+    attach()
+
+    with get_context().config_bag(group).override(**argument):
+        assert model_facts().weights_in_files is are_in_files
 
 
 def test_k2_arguments_have_a_text_that_no_start_changes(attach: Attach) -> None:
@@ -248,117 +285,6 @@ def test_windows_that_are_chunks_are_refused(
 
     with pytest.raises(UnsupportedKVCacheError, match="attend within chunks"):
         attach("swa")
-
-
-@dataclass
-class Update:
-    """A request to take new weights."""
-
-    weight_version: str | None
-    flush_cache: bool = True
-    torch_empty_cache: bool = False
-    model_path: str = "/models/new"
-    load_format: str = "auto"
-    recapture_cuda_graph: bool = False
-
-
-@dataclass
-class Bucket(Update):
-    """A request to take some of the new weights."""
-
-    serialized_named_tensors: object = None
-    selector: str = "all"
-
-
-@dataclass
-class Check:
-    """A request to check weights, or to write random ones over them."""
-
-    action: str
-    allow_quant_error: bool = False
-    skip_tensor_list: list[str] | None = None
-    selector: str = "all"
-
-
-@dataclass
-class Session:
-    """A request to begin or end taking new weights in buckets."""
-
-    selector: str = "all"
-
-
-class Worker:
-    """Runs a model that takes new weights, or fails half way."""
-
-    def __init__(self, *, succeeds: bool = True) -> None:
-        self.weight_updater = self
-        self.succeeds = succeeds
-
-    def begin_weight_update(self) -> None:
-        pass
-
-    def end_weight_update(self, *, run_post_load: bool) -> None:
-        pass
-
-    def deserialize_own_rank(self, tensors: object) -> object:
-        return tensors
-
-    def update_weights_from_tensor(
-        self, *, named_tensors: object, load_format: str
-    ) -> tuple[bool, str]:
-        del named_tensors, load_format
-        return self.succeeds, "as told"
-
-    def check_weights(self, **_: object) -> None:
-        pass
-
-    def weight_update_runners(self) -> list[tuple[str, Worker]]:
-        return [("target", self)]
-
-    def update_weights_from_disk(
-        self, path: str, load_format: str, *, recapture_cuda_graph: bool
-    ) -> tuple[bool, str]:
-        del path, load_format, recapture_cuda_graph
-        return self.succeeds, "as told"
-
-
-class Scheduler:
-    """What an updater knows of its scheduler."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree_cache = tree.cache
-        self.version: str | None = None
-
-    def record_weight_version_change(self, new_version: str | None) -> None:
-        self.version = new_version
-
-
-def updater_of(  # type: ignore[no-any-unimported]  # SGLang's updater
-    tree: Tree, *, succeeds: bool = True, idle: bool = True
-) -> SchedulerWeightUpdaterManager:
-    """Return SGLang's own updater."""
-    updater = object.__new__(SchedulerWeightUpdaterManager)
-    updater.scheduler = Scheduler(tree)
-    updater.tp_worker = Worker(succeeds=succeeds)
-    updater.draft_worker = None
-    updater.metrics_collector = None
-    updater.flush_cache = lambda empty_cache: flush(tree, empty_cache)
-    updater.is_fully_idle = lambda *, ignore_waiting: idle and ignore_waiting
-    updater.tp_cpu_group = None
-    updater._session = None  # a field of SGLang's, which is not initialized here
-    return updater
-
-
-def update(tree: Tree, request: Update, *, succeeds: bool = True) -> None:
-    """Let SGLang's own updater take new weights."""
-    updater = updater_of(tree, succeeds=succeeds)
-    assert updater.update_weights_from_disk(request).success == succeeds
-
-
-def flush(tree: Tree, empty_cache: object) -> bool:
-    del empty_cache
-    tree.forget()
-    return True
 
 
 def stored(tree: Tree) -> list[int]:
