@@ -273,8 +273,7 @@ class SlotReadSession(ReadSession):
     def _ahead(self, part: FoundObjects, chunk: _Chunk) -> int:
         """Return how many bytes of each object to read at once where one read follows another."""
         end = round_up(part.header_bytes + self._wanted.object_bytes, self._state.alignment)
-        count = len(chunk.numbers)
-        most = self._state.read_bytes(count * (end - chunk.first)) // count
+        most = self._state.read_bytes(0) // len(chunk.numbers)
         return min(end - chunk.first, most // self._state.alignment * self._state.alignment)
 
     def _opened(self, part: FoundObjects, chunk: _Chunk, ahead: int) -> Window:
