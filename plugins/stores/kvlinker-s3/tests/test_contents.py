@@ -10,6 +10,7 @@ from s3_server import BUCKET, OpenStore, S3Server, settings_for
 
 from kvlinker.device import HostAccess
 from kvlinker.errors import ContractError
+from kvlinker.frames import header_bytes
 from kvlinker.keys import NAMESPACE_BYTES
 from kvlinker.store import ReadStatus, WriteStatus
 from kvlinker.testing.layered_pages import LayeredPages
@@ -149,6 +150,23 @@ def test_b71_what_goes_or_changes_while_it_is_read_is_a_miss(
     assert (before, after) == ((OK,) * 4, (MISS, MISS, MISS, OK))
     assert rival.read([replaced]) == (OK,)
     assert shelf.store.stats().counters["vanished"] == 3
+
+
+def test_b71_an_object_that_is_cut_while_layers_are_read_ahead_is_no_object(
+    server: S3Server, open_store: OpenStore, bucket: Bucket
+) -> None:
+    pages = LayeredPages(64, 2 << 10)
+    (key,) = object_keys(1)
+    store = open_store(server.port)
+    store.write([pages.batch(key)], HostAccess(), may_publish=allow)
+
+    with store.open_read(pages.request(key)) as session:
+        before = [session.read(pages.layer(at), HostAccess()) for at in range(2)]
+        bucket.put(key, bucket.get(key)[: header_bytes(64) + (9 << 10)])
+        after = [session.read(pages.layer(at), HostAccess()) for at in range(2, 12)]
+
+    assert before == [(OK,)] * 2
+    assert after[-1] in {(MISS,), (CORRUPT,)}
 
 
 def test_b73_a_writer_that_comes_second_hears_that_the_object_exists(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from http_proxy import Proxy, proxy_to
 from s3_server import BUCKET, S3Server, settings_for
 
+from kvlinker.named_values import Range
 from kvlinker.testing.shelves import object_keys
 from kvlinker_s3 import S3StoreOptions
 from kvlinker_s3.lanes import Lane
@@ -22,15 +24,14 @@ KEYS = object_keys(40)
 
 @contextmanager
 def values_at(
-    proxy: Proxy, prefix: str, value_bytes: int, call_bytes: int = CALL_BYTES
+    proxy: Proxy, prefix: str, value: bytes, call_bytes: int = CALL_BYTES
 ) -> Iterator[S3Values]:
-    """Store values of some length, and give what reads them through a proxy."""
+    """Store a value under each key, and give what reads them through a proxy."""
     config = {"url": f"s3://{BUCKET}", "settings": settings_for(proxy.port), "prefix": prefix}
     options = S3StoreOptions.of_config({**config, "call_bytes": call_bytes})
     names = Names(prefix)
     lane = Lane(options, "loads")
-    value = memoryview(bytes(value_bytes))
-    lane.run([put(name, value, replace=True) for name in names.of_objects(KEYS)])
+    lane.run([put(name, memoryview(value), replace=True) for name in names.of_objects(KEYS)])
     yield S3Values(lane, names, call_bytes=call_bytes)
     lane.close()
 
@@ -46,7 +47,7 @@ def test_what_is_asked_for_ahead_of_many_objects_is_no_more_than_may_be_in_memor
     taken = 0
     with (
         proxy_to(server.port) as proxy,
-        values_at(proxy, prefix, len(ranges) * layer_bytes) as values,
+        values_at(proxy, prefix, bytes(len(ranges) * layer_bytes)) as values,
     ):
         proxy.after = lambda _, answer: answered.append(len(answer.body))
 
@@ -64,7 +65,7 @@ def test_t4_what_is_guessed_comes_range_by_range_also_where_several_are_asked_fo
     ranges = [(at * layer_bytes, layer_bytes) for at in range(4)]
     with (
         proxy_to(server.port) as proxy,
-        values_at(proxy, prefix, 4 * layer_bytes, call_bytes=16 << 20) as values,
+        values_at(proxy, prefix, bytes(4 * layer_bytes), call_bytes=16 << 20) as values,
     ):
         before = len(proxy.asked)
 
@@ -75,3 +76,46 @@ def test_t4_what_is_guessed_comes_range_by_range_also_where_several_are_asked_fo
     order = [(one.range, number) for one in fetched for number in one.numbers]
     assert order == [(at, number) for at in range(4) for number in range(len(KEYS))]
     assert asked < len(order)
+
+
+FAR = 300 << 10
+"""So far apart that ranges are requests of their own."""
+
+
+@pytest.mark.parametrize(
+    ("ranges", "lengths"),
+    [
+        ([(0, 10), (500, 1000)], [10, 500]),
+        ([(900, 200), (950, 100)], [100, 50]),
+        ([(900, 50), (1200, 100)], [50, 0]),
+        ([(0, 10), (1500, 100)], [10, 0]),
+        ([(990, 10), (1000, 10)], [10, 0]),
+        ([(500, 10), (0, 10), (1200, 10), (505, 10)], [10, 10, 0, 10]),
+        ([(2000, 50)], [None]),
+        ([(0, 10), (FAR, 10)], [None, None]),
+    ],
+)
+def test_t4_ranges_behind_the_end_of_an_object_have_the_bytes_that_are_there(
+    server: S3Server, prefix: str, ranges: list[Range], lengths: list[int | None]
+) -> None:
+    with proxy_to(server.port) as proxy, values_at(proxy, prefix, bytes(1000)) as values:
+        fetched = list(values.fetch(KEYS[:2], ranges))
+
+    found = [[None if view is None else len(view) for view in one.views] for one in fetched]
+    assert found == [[length] * 2 for length in lengths]
+
+
+def test_ranges_stand_where_they_were_asked_for_in_any_order(server: S3Server, prefix: str) -> None:
+    content = np.random.default_rng(0).bytes(FAR + 200)
+    ranges = [(FAR + 90, 20), (5, 30), (FAR, 100), (20, 1000), (0, 1)]
+    with (
+        proxy_to(server.port) as proxy,
+        values_at(proxy, prefix, content) as values,
+    ):
+        before = proxy.count("GET")
+
+        views = [one.views[0] for one in values.fetch(KEYS[:1], ranges)]
+
+        assert proxy.count("GET") - before == 2
+    found = [None if view is None else bytes(view) for view in views]
+    assert found == [content[start : start + size] for start, size in ranges]

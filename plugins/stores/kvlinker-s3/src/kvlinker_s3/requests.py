@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from kvlinker.named_values import Beginning
+from kvlinker.named_values import Beginning, Range
 from kvlinker_s3.failures import Failure, failure_of
 
 if TYPE_CHECKING:
@@ -83,26 +84,45 @@ def _read(client: ObjectStore, name: str, size: int) -> Beginning:
     return Beginning(raw=memoryview(answer.buffer()), length=answer.meta["size"])
 
 
-def ranges_of(name: str, ranges: Sequence[tuple[int, int]]) -> Request[list[memoryview] | None]:
-    """Ask for ranges of an object, (first byte, bytes); None where it is gone, or is shorter by now."""
-    starts, lengths = [start for start, _ in ranges], [length for _, length in ranges]
+def ranges_of(name: str, ranges: Sequence[Range]) -> Request[list[memoryview] | None]:
+    """Ask for ranges of an object; None where it is gone, or is shorter by now.
+
+    Of an object that ends before, ranges may have fewer bytes, or none.
+    """
+    runs = _runs_of(ranges)
+    starts, ends = [start for start, _ in runs], [end for _, end in runs]
+    numbers = [bisect_right(starts, start) - 1 for start, _ in ranges]
 
     def ask(client: ObjectStore) -> list[memoryview] | None:
         from obstore.exceptions import BaseError
 
         try:
-            answers = client.get_ranges(
-                name, starts=starts, lengths=lengths, coalesce=_COALESCE_BYTES
-            )
+            # The library panics where it has to cut what it read together, and less came than it asked for.
+            answers = client.get_ranges(name, starts=starts, ends=ends, coalesce=0)
         except FileNotFoundError:
             return None
         except BaseError as error:
             if failure_of(error) is Failure.NO_SUCH_RANGE:
                 return None
             raise
-        return [memoryview(answer) for answer in answers]
+        views = [memoryview(answer) for answer in answers]
+        return [
+            views[number][start - starts[number] :][:size]
+            for number, (start, size) in zip(numbers, ranges, strict=True)
+        ]
 
     return ask
+
+
+def _runs_of(ranges: Sequence[Range]) -> list[tuple[int, int]]:
+    """Return what is read together, ascending: (first byte, end) of ranges that lie near each other."""
+    runs: list[tuple[int, int]] = []
+    for start, size in sorted(ranges):
+        if runs and start - runs[-1][1] <= _COALESCE_BYTES:
+            runs[-1] = runs[-1][0], max(runs[-1][1], start + size)
+        else:
+            runs.append((start, start + size))
+    return runs
 
 
 def put(name: str, value: memoryview, *, replace: bool) -> Request[Put]:
