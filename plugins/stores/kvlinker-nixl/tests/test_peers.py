@@ -14,7 +14,7 @@ from peer_process import PeerProcess
 
 from kvlinker.errors import StoreError, StoreTimeoutError
 from kvlinker.store import ReadStatus, WriteStatus
-from kvlinker.testing.shelves import Shelf, object_keys
+from kvlinker.testing.shelves import LAYERS, Shelf, object_keys
 from kvlinker_nixl import NixlStoreOptions, open_nixl_store
 from kvlinker_nixl.messages import receive, send
 from kvlinker_nixl.peer_server import PeerServer
@@ -134,6 +134,21 @@ def test_t6_a_stopped_server_is_answered_for_in_time(
     peer.go_on()
     until_it_works(lambda: shelf.store.exists(keys))
     assert shelf.read(keys) == (OK,) * 3
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_pages_of_several_transfers_are_what_was_written(
+    empty_peer: PeerProcess, open_store: OpenStore, *, staged: bool
+) -> None:
+    store = open_store(empty_peer.server, staged=staged, call_bytes="1MiB", transfer_seconds=30)
+    shelf = Shelf(store, page_bytes=200 << 10)
+    keys = object_keys(12)
+    shelf.stock(keys)
+
+    assert shelf.read(keys) == (OK,) * 12
+    with shelf.open(keys) as session:
+        for layer in range(LAYERS):
+            assert shelf.read(keys, session=session, layer=layer) == (OK,) * 12
 
 
 def test_l9_what_a_lost_client_had_reserved_pinned_and_held_is_free_again(
