@@ -8,12 +8,23 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from rank_processes import run_ranks
 from rank_trees import Kept, Ranks, file_store, worker_of
 
 from kvlinker_file import FileStore, FileStoreOptions
+from kvlinker_sglang.engine.launch import launch_name
 
-__all__ = ["PAGES", "Found", "Servers", "Stored", "objects_in", "restored", "stored"]
+__all__ = [
+    "PAGES",
+    "Found",
+    "Servers",
+    "Stored",
+    "launches",
+    "objects_in",
+    "restored",
+    "stored",
+]
 
 PAGES = 5
 """Of the prompt."""
@@ -119,3 +130,13 @@ def _restore(rank: int, *, ranks: Ranks, folder: Path) -> Found:
             failed=restored.failed,
             kept=kept,
         )
+
+
+def launches(size: int, folder: Path) -> list[str]:
+    """Return what each rank of a server calls the start that they share."""
+    return run_ranks(_launch, size, folder)
+
+
+def _launch(rank: int) -> str:
+    del rank
+    return launch_name(torch.distributed.group.WORLD)

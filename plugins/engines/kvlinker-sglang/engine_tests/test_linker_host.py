@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -464,6 +465,11 @@ def test_l11_what_is_declined_while_weights_change_is_counted_and_logged_once(
     assert counted.events["lookups_of_mixed_weights"] == 2
     assert counted.events["offloads_of_mixed_weights"] >= 1
     assert caplog.text.count("/flush_cache") == 1
+    flush(tree, None)
+    updater_of(tree).update_weights_from_tensor(Bucket("step 8"))
+    with caplog.at_level(logging.WARNING):
+        tree.match(tokens, "c")
+    assert caplog.text.count("/flush_cache") == 2
 
 
 def test_l1_a_transfer_that_makes_no_sense_raises_nothing(attach: Attach) -> None:
@@ -474,6 +480,19 @@ def test_l1_a_transfer_that_makes_no_sense_raises_nothing(attach: Attach) -> Non
     assert not linker.load("a", nonsense)
     assert not linker.offload(nonsense)
     assert linker.metrics.snapshot().events["lookup_errors"] == 1
+
+
+def test_every_pool_that_sglang_tells_a_linker_of_is_described(attach: Attach) -> None:
+    tree, _ = attach()
+    drafts = {
+        "mtp_draft_device_pools": ("packed",),
+        "mtp_draft_mamba_pools": ("states",),
+        "sidecar_draft_device_pools": ("beside",),
+    }
+
+    request = parameters.describe_request(replace(tree.params, **drafts))
+
+    assert request.extras == {"req_to_token_pool": tree.params.req_to_token_pool, **drafts}
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from rank_jobs import PAGES, Servers, objects_in, restored
+from rank_jobs import PAGES, Servers, launches, objects_in, restored
 from rank_trees import Ranks
 
 
@@ -11,6 +13,12 @@ from rank_trees import Ranks
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Servers:
     """Return servers that stored a prompt."""
     return Servers(lambda: tmp_path_factory.mktemp("ranks"))
+
+
+def test_k2_ranks_of_one_start_call_it_alike_and_no_other_start(tmp_path: Path) -> None:
+    first, second = (launches(2, tmp_path) for _ in range(2))
+
+    assert first[0] == first[1] != second[0] == second[1]
 
 
 # ---- heads that are split ---------------------------------------------------------------------
