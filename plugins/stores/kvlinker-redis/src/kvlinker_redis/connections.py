@@ -126,6 +126,7 @@ class SocketReading(Reading):
         self._stream = ReplyStream(receiver, block, step_seconds=pool.step_seconds)
         self._unasked = deque(questions)
         self._asked: deque[Question] = deque()
+        self._asked_bytes = 0
 
     def take(self) -> Sequence[Reply]:
         """See Reading."""
@@ -133,6 +134,7 @@ class SocketReading(Reading):
 
         self._ask_ahead()
         question = self._asked.popleft()
+        self._asked_bytes -= question.moved_bytes
         try:
             replies = self._stream.take(len(question.commands), question.reply_bytes)
         except TimeoutError as error:
@@ -149,17 +151,19 @@ class SocketReading(Reading):
     def _ask_ahead(self) -> None:
         """Ask what may be on its way by now, much at a time: each time wakes the server."""
         most = self._pool.ahead_bytes
-        room = most - sum(question.moved_bytes for question in self._asked)
-        if self._asked and room < most // 2:
+        if self._asked and self._asked_bytes > most // 2:
             return
         texts: list[bytes] = []
-        while self._unasked and (not self._asked or room >= self._unasked[0].moved_bytes):
+        while self._unasked and (
+            not self._asked or self._asked_bytes + self._unasked[0].moved_bytes <= most
+        ):
             question = self._unasked.popleft()
             self._asked.append(question)
+            self._asked_bytes += question.moved_bytes
             texts.append(question.text)
-            room -= question.moved_bytes
         if texts and self._connection is not None:
-            self._connection.send_packed_command(texts)
+            # In one piece: redis-py sends each piece by itself, and wakes the server with it.
+            self._connection.send_packed_command([b"".join(texts)])
 
     def _let_go(self, *, is_clean: bool) -> None:
         connection, self._connection = self._connection, None
