@@ -232,8 +232,9 @@ def test_l3_an_answer_that_comes_too_late_lets_go_of_its_hold() -> None:
         rig.assert_at_rest()
 
 
-def test_l2_a_lookup_that_nobody_waits_for_asks_no_more() -> None:
-    with linked(Family.DSA, options=replace(IMPATIENT, breaker_seconds=0.001)) as rig:
+@pytest.mark.parametrize("family", [Family.DSA, Family.MHA], ids=["another pool", "a hold"])
+def test_l2_a_lookup_that_nobody_waits_for_asks_no_more(family: Family) -> None:
+    with linked(family, options=replace(IMPATIENT, breaker_seconds=0.001)) as rig:
         rig.keep(KEYS)
         with Gate() as gate:
             rig.store.script.add(Rule(call=Call.EXISTS, fault=Hang(gate=gate), times=1))

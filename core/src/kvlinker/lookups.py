@@ -54,6 +54,16 @@ class _Search:
     objects: dict[tuple[str, int], dict[int, ObjectKey]] = field(default_factory=dict)
     """Pool and part to page to its object key: built once for the question, then held by it."""
 
+    def check_wanted(self) -> None:
+        """Ask the store nothing more once nobody waits: an open breaker lets one call through, which is others'.
+
+        Raises:
+            StoreTimeoutError: nobody does.
+        """
+        if self.abandoned:
+            msg = "nobody waits for this lookup any more"
+            raise StoreTimeoutError(msg)
+
     def isolated(self, result: BoundaryResult) -> bool:
         """Whether a page in quarantine, and no absent one, ended the search."""
         pages = self.quarantined.get(result.limited_by or "", set())
@@ -174,6 +184,7 @@ class LookupTable:
             result, too_short = self._long_enough(self._find(search, keys))
             hold = None
             if result.boundaries and self._store.capabilities.leases:
+                search.check_wanted()
                 result, hold = self._held(search, keys, result)
         except BaseException as error:  # noqa: BLE001  # a store may raise anything; it is a miss
             with search.lock:
@@ -191,9 +202,7 @@ class LookupTable:
 
     def _find(self, search: _Search, keys: GroupKeys) -> BoundaryResult:
         def probe(pool: str, pages: Sequence[int]) -> Sequence[bool]:
-            if search.abandoned:
-                msg = "nobody waits for this lookup any more"
-                raise StoreTimeoutError(msg)
+            search.check_wanted()
             objects = self._objects(search, keys, pool, pages)
             flat = [key for part in objects for key in part]
             present = _all_parts(self._store.exists(flat), len(pages))
