@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kvlinker.moving import (
     MOVER_VARIABLE,
@@ -149,6 +150,29 @@ def test_t1_a_mover_makes_checksums_only_for_who_would_make_the_same(
         assert summing_mover(other) is None
 
     assert caplog.text.count("are not those of a store") == 1
+
+
+class _WrongTogether(PythonMover):
+    """Sums rightly what it does not copy, and goes wrong where it does both."""
+
+    def __init__(self, *, copies: bool) -> None:
+        super().__init__(zlib.crc32)
+        self._copies = copies
+
+    def move_and_sum(
+        self, targets: NDArray[np.int64], sources: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> NDArray[np.uint64]:
+        if self._copies:
+            return super().move_and_sum(targets, sources, sizes) ^ np.uint64(1)
+        return self.sums(sources, sizes)
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["wrong sums", "no copy"])
+def test_t1_a_mover_that_goes_wrong_where_it_copies_and_sums_makes_no_checksums(
+    *, copies: bool
+) -> None:
+    with using_mover(_WrongTogether(copies=copies)):
+        assert summing_mover(zlib.crc32) is None
 
 
 @pytest.fixture(params=["by Python", "by a mover", "by a mover of others"])

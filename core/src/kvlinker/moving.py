@@ -33,8 +33,9 @@ MOVER_GROUP = "kvlinker.movers"
 MOVER_VARIABLE = "KVLINKER_MOVER"
 """Name of the mover to use, or `none`; by default the first that works, and none where plugins are allowed by name."""
 _NONE = "none"
-_TRIED_SIZES = (0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1024, 1025, 8192, 70_001)
-"""Sizes of every branch that checksums of 64 bits are known to have."""
+_TRIED_SIZES = (0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240, 241, 1024, 1025, 8192, 70_001, 300_033)
+"""Sizes of every branch that checksums of 64 bits are known to have; all together more than a cache is used for."""
+_ALIGNMENT = 64
 
 _log = logging.getLogger(__name__)
 
@@ -132,13 +133,29 @@ def summing_mover(checksum: Callable[[memoryview], int]) -> Mover | None:
 
 @lru_cache(maxsize=32)
 def _agree(mover: Mover, checksum: Callable[[memoryview], int]) -> bool:
-    block = np.random.default_rng(1).integers(0, 256, max(_TRIED_SIZES), dtype=np.uint8)
-    sizes = np.array(_TRIED_SIZES, dtype=np.int64)
-    found = mover.sums(np.full(len(sizes), block.ctypes.data, dtype=np.int64), sizes)
-    agree: bool = found.tolist() == [checksum(block.data[:size]) for size in _TRIED_SIZES]
+    agree = _sums_right(mover, checksum)
     if not agree:
         _log.info("checksums of mover %s are not those of a store, which makes its own", mover)
     return agree
+
+
+def _sums_right(mover: Mover, checksum: Callable[[memoryview], int]) -> bool:
+    """Whether a mover sums as a function does, alone and while it copies, and copies what it sums."""
+    block = np.random.default_rng(1).integers(0, 256, max(_TRIED_SIZES), dtype=np.uint8)
+    expected = [checksum(block.data[:size]) for size in _TRIED_SIZES]
+    sizes = np.array(_TRIED_SIZES, dtype=np.int64)
+    sources = np.full(len(sizes), block.ctypes.data, dtype=np.int64)
+    if mover.sums(sources, sizes).tolist() != expected:
+        return False
+    places = -(-sizes // _ALIGNMENT) * _ALIGNMENT
+    starts = np.cumsum(places) - places
+    copies = np.zeros(int(places.sum()), dtype=np.uint8)
+    found = mover.move_and_sum(copies.ctypes.data + starts, sources, sizes).tolist()
+    copied = [
+        copies[start : start + size].tobytes() == block[:size].tobytes()
+        for start, size in zip(starts.tolist(), _TRIED_SIZES, strict=True)
+    ]
+    return bool(found == expected and all(copied))
 
 
 def range_sums(
