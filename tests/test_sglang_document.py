@@ -195,3 +195,12 @@ def test_every_module_of_the_engine_tests_is_in_their_readme_and_no_other() -> N
 
     assert [pattern for pattern, found in named.items() if not found] == []
     assert set().union(*named.values()) == modules
+
+
+def test_the_least_hit_by_default_is_the_length_from_which_restoring_was_measured_to_pay() -> None:
+    measured = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    found = re.findall(r"Restoring is faster in every round from ([\d,]+) tokens on", measured)
+
+    assert [int(tokens.replace(",", "")) for tokens in found] == [
+        WorkerConfig.model_fields["min_hit_tokens"].default
+    ]

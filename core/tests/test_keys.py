@@ -229,14 +229,20 @@ def test_k1_keys_of_several_pages_come_in_their_order() -> None:
     assert builder.object_keys([]) == ()
 
 
-def test_k1_keys_are_the_same_when_they_are_asked_for_again_in_any_company(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("kvlinker.keys._KEPT_KEYS", 8)
-    builder, pages = Parts().builder, [f"page {number}" for number in range(20)]
+def test_k1_keys_are_the_same_when_they_are_asked_for_again_in_any_company() -> None:
+    # More than a builder remembers, alone and one after the other.
+    builder, pages = Parts().builder, [f"page {number}" for number in range(20_000)]
     expected = {page: builder.object_key(page) for page in pages}
 
-    for asked in (pages[:5], pages[3:7], pages[:5], pages, pages[18:], [pages[2], pages[2]]):
+    for asked in (
+        pages[:5000],
+        pages[3000:7000],
+        pages[:5000],
+        pages,
+        pages[18_000:],
+        pages[4000:12_000],
+        [pages[2], pages[2]],
+    ):
         assert builder.object_keys(asked) == tuple(expected[page] for page in asked)
 
 
