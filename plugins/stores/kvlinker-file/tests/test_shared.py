@@ -296,6 +296,7 @@ def test_a_stopped_process_that_has_a_lock_hangs_nobody_for_ever(
 
     with other_process(folder, "commits") as process:
         process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         assert shelf.put(store, [key(1)]) == (WriteStatus.FAILED,)
         assert shelf.get(store, [key(0)]) == (OK,), "reading goes on"
         with pytest.raises(StoreTimeoutError, match=f"process {process.pid} has been changing"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import signal
 import socket
 import subprocess
@@ -73,8 +74,9 @@ class BucketServer:
         )
 
     def freeze(self) -> None:
-        """Let it do nothing, with all its connections."""
+        """Let it do nothing, with all its connections; return when each of its threads has stopped."""
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         """Let it go on."""

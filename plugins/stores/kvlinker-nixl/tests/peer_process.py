@@ -68,12 +68,17 @@ class PeerProcess:
         self._end()
 
     def stop(self) -> None:
-        """Let it do nothing any more, and stay."""
+        """Let it do nothing any more, and stay; return when each of its threads has stopped."""
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def go_on(self) -> None:
         """Let it do something again."""
         self._process.send_signal(signal.SIGCONT)
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit status."""
+        return self._process.wait(timeout=60)
 
     def end(self) -> None:
         """End it as an operator would; a dead one is no error."""
@@ -82,6 +87,6 @@ class PeerProcess:
         self._end()
 
     def _end(self) -> None:
-        self._process.wait(timeout=60)
+        self.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()

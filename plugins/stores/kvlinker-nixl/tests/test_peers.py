@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from idle_time import busiest_thread
@@ -134,6 +136,16 @@ def test_t6_a_stopped_server_is_answered_for_in_time(
     peer.go_on()
     until_it_works(lambda: shelf.store.exists(keys))
     assert shelf.read(keys) == (OK,) * 3
+
+
+def test_a_server_ends_whichever_of_its_threads_gets_the_signal(peer: PeerProcess) -> None:
+    threads = (int(task.name) for task in Path(f"/proc/{peer.pid}/task").iterdir())
+    others = [thread for thread in threads if thread != peer.pid]
+    assert others
+
+    os.kill(others[-1], signal.SIGTERM)  # for the whole process, but this thread is asked first
+
+    assert peer.wait() == 0
 
 
 @pytest.mark.parametrize("staged", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -101,9 +102,10 @@ class RedisServer:
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Let it do nothing, with all its connections."""
+        """Let it do nothing, with all its connections; return when each of its threads has stopped."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         """Let it go on."""

@@ -85,8 +85,10 @@ class S3Server:
             connection.close()
 
     def freeze(self) -> None:
-        """Let it do nothing, with all its connections."""
-        self._signal(signal.SIGSTOP)
+        """Let it do nothing, with all its connections; return when each of its threads has stopped."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         """Let it go on."""

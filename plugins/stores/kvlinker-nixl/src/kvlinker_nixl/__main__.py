@@ -6,13 +6,14 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
 from kvlinker.errors import KVLinkerError
 from kvlinker.quantities import amount, parse_bytes
 from kvlinker_nixl.peer_server import PeerServer
 
 __all__ = ["main"]
+
+_ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     serve.add_argument("--host", default="127.0.0.1", help="whoever reaches it can read every page")
     serve.add_argument("--port", default=7301, type=int)
     given = parser.parse_args(arguments)
+    # Blocked before any thread is made, and so in each of them: a signal then waits for `sigwait`. With a handler it
+    # could come before `pause`, or to another thread than the one that waits, and nothing would end.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
         server = PeerServer(parse_bytes(given.capacity), host=given.host, port=given.port)
     except (KVLinkerError, OSError) as error:
@@ -32,18 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     host, port = server.address
     sys.stdout.write(f"{amount(parse_bytes(given.capacity))} at {host}:{port}\n")
     sys.stdout.flush()
-    _wait_for_signal()
+    signal.sigwait(_ENDS)
     server.close()
     return 0
-
-
-def _wait_for_signal() -> None:
-    def end(_number: int, _frame: FrameType | None) -> None:
-        """Let the wait return."""
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
-    signal.pause()
 
 
 if __name__ == "__main__":
