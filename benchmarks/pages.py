@@ -16,6 +16,7 @@ from kvlinker.spans import BufferSpan, MemoryRegion
 __all__ = ["MIB", "PagePool", "object_keys"]
 
 MIB = 1 << 20
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +40,9 @@ class PagePool:
             seed: of the content and of the choice.
         """
         rng = np.random.default_rng(seed)
-        buffers = tuple(rng.integers(0, 255, (2 * pages, size), dtype=np.uint8) for size in sizes)
+        buffers = _buffers(2 * pages, sizes)
+        for buffer in buffers:
+            buffer[...] = rng.integers(0, 255, buffer.shape, dtype=np.uint8)
         spans = [_span(buffer, f"{name}[{i}]") for i, buffer in enumerate(buffers)]
         entry = DevicePoolEntry(
             name=name,
@@ -55,6 +58,22 @@ class PagePool:
     def plan(self) -> TransferPlan:
         """The plan of all pages that move."""
         return self.entry.page_plan(self.entry.prepare_locations(self.chosen))
+
+
+def _buffers(rows: int, sizes: Sequence[int]) -> tuple[NDArray[np.uint8], ...]:
+    """Return buffers of one block, each on a line of the cache.
+
+    numpy asks for huge pages where a block has 4 MiB or more. Buffers of an engine are that long, and what the
+    other side of a comparison copies to is; these are shorter each, and would be in pages of 4 KiB alone.
+    """
+    lengths = [-(-rows * size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
+    block = np.empty(sum(lengths) + _ALIGNMENT, dtype=np.uint8)
+    start = -block.ctypes.data % _ALIGNMENT
+    buffers: list[NDArray[np.uint8]] = []
+    for size, length in zip(sizes, lengths, strict=True):
+        buffers.append(block[start : start + rows * size].reshape(rows, size))
+        start += length
+    return tuple(buffers)
 
 
 def _span(buffer: NDArray[np.uint8], label: str) -> BufferSpan:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import add
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -84,10 +85,14 @@ class HostObjects:
     and some pages, once these ranges were copied and while they are still in the processor's cache."""
     sums: NDArray[np.uint64] | None = None
     """[spans, pages] of `room_for_sums`: filled with the checksums of the ranges, in the place of calling anything."""
+    _outer_slots: tuple[int, int] = field(init=False, repr=False)
+    """Lowest and highest slot: looked for once, since the same objects are copied from layer by layer."""
 
     def __post_init__(self) -> None:
         slots = as_index_array(self.slots, pool=self.span.label)
         object.__setattr__(self, "slots", slots)
+        outer = (int(slots.min()), int(slots.max())) if len(slots) else (0, 0)
+        object.__setattr__(self, "_outer_slots", outer)
         what = f"span {self.span.label!r}: first_offset"
         object.__setattr__(self, "first_offset", as_integer(self.first_offset, what))
 
@@ -100,6 +105,7 @@ class HostObjects:
             ("first_offset", self.first_offset),
             ("copied", None),
             ("sums", sums),
+            ("_outer_slots", self._outer_slots),
         ):
             object.__setattr__(other, name, value)
         return other
@@ -120,9 +126,11 @@ class HostObjects:
             raise ContractError(msg)
         if not len(self.slots) or not len(plan.spans.base):
             return
-        low, high = int(self.slots.min()), int(self.slots.max())
-        first = int(plan.spans.offset.min()) - self.first_offset
-        last = int((plan.spans.offset + plan.range_bytes).max()) - self.first_offset
+        low, high = self._outer_slots
+        # As Python's integers: most plans are of a layer, whose spans are one or two.
+        offsets = plan.spans.offset.tolist()
+        first = min(offsets) - self.first_offset
+        last = max(map(add, offsets, plan.range_bytes.tolist())) - self.first_offset
         if low < 0 or high >= self.span.rows or first < 0 or last > self.span.row_bytes:
             msg = (
                 f"pool {plan.pool!r}: bytes [{first}, {last}) of slots {low}..{high} leave "

@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -27,7 +28,7 @@ enum {
     STREAMED_BYTES = 4096,        /* of a range, from which writing past the cache pays */
     CACHED_BYTES = 256 << 10,     /* of a call, up to which the reader probably finds everything in the cache */
     SHARE_BYTES = 128 << 10,      /* taken by a thread at a time */
-    BYTES_PER_THREAD = 384 << 10, /* less than this is done sooner than a thread is made */
+    HELPED_NS = 100000,           /* of work for each helper: less is done sooner than a thread is made and wakes */
 };
 
 struct job {
@@ -46,6 +47,18 @@ struct job {
     int64_t done; /* ranges, under the lock */
     int users;    /* threads that may still look at this, under the lock */
 };
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * INT64_C(1000000000) + time.tv_nsec;
+}
 
 static void copy_streamed(char *target, const char *source, size_t size)
 {
@@ -89,25 +102,33 @@ static void do_range(const struct job *job, int64_t i)
         job->sums[i] = job->sum(source, size);
 }
 
-/* Take shares until none is left. The columns are the caller's: they are there while a share is not done. */
+/* Do one share, and return how many ranges it had; 0 where none is left.
+ *
+ * The columns are the caller's: they are there while a share is not done.
+ */
+static int64_t do_share(struct job *job)
+{
+    int64_t first = atomic_fetch_add(&job->next, job->step);
+    if (first >= job->count)
+        return 0;
+    int64_t end = least(job->count, first + job->step);
+    for (int64_t i = first; i < end; i++)
+        do_range(job, i);
+#if defined(__SSE2__)
+    _mm_sfence(); /* what was written past the cache is there before the share is done */
+#endif
+    pthread_mutex_lock(&job->lock);
+    job->done += end - first;
+    if (job->done == job->count)
+        pthread_cond_signal(&job->is_done);
+    pthread_mutex_unlock(&job->lock);
+    return end - first;
+}
+
 static void work(struct job *job)
 {
-    for (;;) {
-        int64_t first = atomic_fetch_add(&job->next, job->step);
-        if (first >= job->count)
-            break;
-        int64_t end = job->count - first < job->step ? job->count : first + job->step;
-        for (int64_t i = first; i < end; i++)
-            do_range(job, i);
-#if defined(__SSE2__)
-        _mm_sfence(); /* what was written past the cache is there before the share is done */
-#endif
-        pthread_mutex_lock(&job->lock);
-        job->done += end - first;
-        if (job->done == job->count)
-            pthread_cond_signal(&job->is_done);
-        pthread_mutex_unlock(&job->lock);
-    }
+    while (do_share(job) > 0)
+        ;
 }
 
 /* Let go of a job; the last one frees it. */
@@ -178,9 +199,21 @@ static int start(int wanted, struct job *job)
     return started;
 }
 
-static int64_t least(int64_t a, int64_t b)
+/* Do the first share, and start as many helpers as the rest is worth if it goes on like that; return how many.
+ *
+ * How long a copy takes is known to nobody before: memory of one machine is four times as fast as another's, and what
+ * the cache has is faster still. Making a thread takes about as long everywhere.
+ */
+static int begin(struct job *job, int64_t bytes, int most_helpers)
 {
-    return a < b ? a : b;
+    int64_t began = now(), done = do_share(job), copied = 0;
+    double spent = (double)(now() - began);
+    for (int64_t i = 0; i < done; i++)
+        copied += job->sizes[i];
+    double left = spent * (double)(bytes - copied) / (double)(copied + 1);
+    int64_t shares = (job->count - done + job->step - 1) / job->step; /* the caller takes one of them */
+    int64_t useful = least(least((int64_t)(left / HELPED_NS), shares - 1), most_helpers);
+    return useful > 0 ? start((int)useful, job) : 0;
 }
 
 /* Copy `count` ranges and make their sums; return how many threads there were to do so, or -1 without memory for it.
@@ -213,8 +246,7 @@ int kvlinker_move(int64_t count, const int64_t *targets, const int64_t *sources,
     atomic_init(&job->next, 0);
     pthread_mutex_init(&job->lock, NULL);
     pthread_cond_init(&job->is_done, NULL);
-    int64_t useful = least(least(total / BYTES_PER_THREAD, count), least(most_threads, MOST_THREADS));
-    int started = useful > 1 ? start((int)useful - 1, job) : 0;
+    int started = begin(job, total, (int)least(most_threads, MOST_THREADS) - 1);
     work(job);
     pthread_mutex_lock(&job->lock);
     while (job->done < count)

@@ -5,26 +5,41 @@ Fetching bytes from memory for a checksum takes as long as fetching them to copy
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.errors import ContractError
-from kvlinker.frames import FrameHeaders
 from kvlinker.plans import TransferPlan
 from kvlinker_file.segments import SlotBlock, checksums_of
 
-__all__ = ["CopyCheck", "ranges_of"]
+__all__ = ["CopyCheck", "RangeNumbers"]
 
 
-def ranges_of(plan: TransferPlan, headers: FrameHeaders, index: int) -> IndexArray | None:
-    """Return which range of object `index` each of a plan's spans is; None where one is no single range."""
-    table = headers.offsets[index]
-    ranges = np.minimum(np.searchsorted(table, plan.spans.offset), len(table) - 1)
-    is_one = (table[ranges] == plan.spans.offset) & (
-        headers.sizes[index][ranges] == plan.range_bytes
-    )
-    return ranges if is_one.all() else None
+class RangeNumbers:
+    """Which range of an object lies where, by a table that is made once for all reads of a session."""
+
+    def __init__(self, offsets: IndexArray, sizes: IndexArray) -> None:
+        """Take an object's ranges.
+
+        Args:
+            offsets: [ranges] where each begins in the object.
+            sizes: [ranges] bytes.
+        """
+        self._numbers = {
+            place: number
+            for number, place in enumerate(zip(offsets.tolist(), sizes.tolist(), strict=True))
+        }
+
+    def of_spans(self, plan: TransferPlan) -> Sequence[int] | None:
+        """Return which range each of a plan's spans is; None where one is no single range."""
+        places = zip(plan.spans.offset.tolist(), plan.range_bytes.tolist(), strict=True)
+        try:
+            return [self._numbers[place] for place in places]
+        except KeyError:
+            return None
 
 
 class CopyCheck:
@@ -36,15 +51,15 @@ class CopyCheck:
         Args:
             block: the objects' slots, in the plan's page order.
             plan: of whole pages, each span one range of the objects.
-            expected: [objects, spans] checksums.
+            expected: [spans, objects] checksums.
         """
         self._view = block.view
         self._starts: list[list[int]] = (
             plan.spans.offset[:, np.newaxis] + block.payload_starts()
         ).tolist()
         self._sizes = plan.range_bytes.tolist()
-        self._expected: list[list[int]] = expected.T.tolist()
-        self._told = np.zeros(expected.T.shape, dtype=np.bool_)
+        self._expected: list[list[int]] = expected.tolist()
+        self._told = np.zeros(expected.shape, dtype=np.bool_)
         self._is_right = np.ones(len(block), dtype=np.bool_)
 
     def __call__(self, span: int, pages: slice) -> None:

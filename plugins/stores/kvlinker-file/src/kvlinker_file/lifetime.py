@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import TracebackType
 
 from kvlinker.errors import StoreClosedError, StoreTimeoutError
 
@@ -31,13 +32,16 @@ class Lifetime:
         """Whether this process opened the store; a forked child did not."""
         return os.getpid() == self._owner
 
-    @contextmanager
-    def using(self) -> Iterator[None]:
+    def using(self) -> AbstractContextManager[None]:
         """Keep the store open for the length of a call.
 
         Raises:
-            StoreClosedError: it was closed, or opened by another process.
+            StoreClosedError: when the block is entered: it was closed, or opened by another process.
         """
+        return _Call(self)
+
+    def begin_call(self) -> None:
+        """Begin what `end_call` ends; see `using`."""
         if not self.is_own:
             msg = (
                 f"file store {self._path}: was opened by process {self._owner}, this is process "
@@ -49,10 +53,6 @@ class Lifetime:
                 msg = f"file store {self._path}: was closed; open it again"
                 raise StoreClosedError(msg)
             self._calls += 1
-        try:
-            yield
-        finally:
-            self._end_call()
 
     @contextmanager
     def letting_go(self) -> Iterator[bool]:
@@ -67,9 +67,10 @@ class Lifetime:
             yield is_open
         finally:
             if is_open:
-                self._end_call()
+                self.end_call()
 
-    def _end_call(self) -> None:
+    def end_call(self) -> None:
+        """End what was begun."""
         with self._idle:
             self._calls -= 1
             if not self._calls:
@@ -93,3 +94,23 @@ class Lifetime:
                 raise StoreTimeoutError(msg)
             self._is_closed = True
         return True
+
+
+class _Call(AbstractContextManager[None]):
+    """One call; a class, since a generator costs a layer of a few pages several times as much."""
+
+    __slots__ = ("_lifetime",)
+
+    def __init__(self, lifetime: Lifetime) -> None:
+        self._lifetime = lifetime
+
+    def __enter__(self) -> None:
+        self._lifetime.begin_call()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lifetime.end_call()

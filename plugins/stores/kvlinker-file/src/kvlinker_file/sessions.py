@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from kvlinker.open_reads import OpenReads
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 from kvlinker_file.blocks import blocks_of
-from kvlinker_file.checking import CopyCheck, ranges_of
+from kvlinker_file.checking import CopyCheck, RangeNumbers
 from kvlinker_file.index import ABSENT
 from kvlinker_file.segments import SlotBlock, checksum
 from kvlinker_file.state import StoreState
@@ -32,41 +33,58 @@ _FEW_OBJECTS = 8
 """Fewer are checked before they are copied, where Python does both: being told of spans costs more than it saves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+_NO_ROWS: IndexArray = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """The objects of a session that lie in slots of one kind."""
+    """The objects of a session that lie in slots of one kind, and what each read of them would find out anew."""
 
     positions: IndexArray
     """[objects] which objects of the request these are, ascending."""
     block: SlotBlock
     headers: FrameHeaders
 
+    @cached_property
+    def every(self) -> IndexArray:
+        """Numbers of all of them: [objects]."""
+        return np.arange(len(self.positions))
 
-_NO_ROWS: IndexArray = np.empty(0, dtype=np.int64)
+    @cached_property
+    def checksums(self) -> NDArray[np.uint64]:
+        """Each range's of every object: [ranges, objects]."""
+        return np.ascontiguousarray(self.headers.checksums.T)
+
+    @cached_property
+    def ranges(self) -> RangeNumbers:
+        """Of every object; for headers that are uniform, one of them intact."""
+        first = int(np.argmin(self.headers.status))
+        return RangeNumbers(self.headers.offsets[first], self.headers.sizes[first])
 
 
 def _positions(parts: Sequence[_Part]) -> IndexArray:
     return np.concatenate([_NO_ROWS, *(part.positions for part in parts)])
 
 
-def _copied_right(
+def _copied_wrongly(
     block: SlotBlock, plan: TransferPlan, expected: NDArray[np.uint64], memory: DeviceAccess
-) -> NDArray[np.bool_]:
-    """Copy whole ranges of objects into the pools; return whether each object's were right: [objects].
+) -> IndexArray:
+    """Copy whole ranges of objects into the pools; return which objects were not right: ascending numbers.
 
     Args:
         block: the objects' slots, in the plan's page order.
         plan: of whole pages, each span one range of the objects.
-        expected: [objects, spans] checksums.
+        expected: [spans, objects] checksums.
         memory: copies, and tells of it.
     """
     sums = room_for_sums(plan, memory, checksum)
     if sums is not None:
         memory.copy_in(plan, block.objects.summed_into(sums))
-        return np.asarray((expected == sums.T).all(axis=1))
+        wrong = expected != sums
+        return np.flatnonzero(wrong.any(axis=0)) if wrong.any() else _NO_ROWS
     check = CopyCheck(block, plan, expected)
     memory.copy_in(plan, replace(block.objects, copied=check))
-    return check.are_right()
+    return np.flatnonzero(~check.are_right())
 
 
 class FileReadSession(ReadSession):
@@ -161,11 +179,11 @@ class FileReadSession(ReadSession):
     # ---- payload ------------------------------------------------------------------------------
 
     def _read_part(self, part: _Part, plan: TransferPlan, memory: DeviceAccess) -> None:
-        good = np.flatnonzero(self._status[part.positions] == _OK)
+        good = self._good(part)
         ranges = self._told_ranges(part, good, plan, memory)
-        chunk = max(1, _CHUNK_BYTES // max(1, int(plan.range_bytes.sum())))
+        chunk = max(1, _CHUNK_BYTES // max(1, sum(plan.range_bytes.tolist())))
         for start in range(0, len(good), chunk):
-            numbers = good[start : start + chunk]
+            numbers = good[start : start + chunk] if len(good) > chunk else good
             if self._state.options.verify and ranges is None:
                 numbers = self._verified(part, numbers, plan)
             if not len(numbers):
@@ -175,20 +193,29 @@ class FileReadSession(ReadSession):
             if ranges is None:
                 memory.copy_in(chosen, block.objects)
                 continue
-            expected = part.headers.checksums[numbers[:, None], ranges]
-            is_right = _copied_right(block, chosen, expected, memory)
-            self._fail(positions[~is_right], _CORRUPT)
+            expected = part.checksums[ranges]
+            if len(numbers) < len(part.every):
+                expected = expected[:, numbers]
+            wrong = _copied_wrongly(block, chosen, expected, memory)
+            if len(wrong):
+                self._fail(positions[wrong], _CORRUPT)
+
+    def _good(self, part: _Part) -> IndexArray:
+        """Return which objects of a part are right so far: ascending numbers."""
+        if not self._status.any():
+            return part.every
+        return np.flatnonzero(self._status[part.positions] == _OK)
 
     def _told_ranges(
         self, part: _Part, numbers: IndexArray, plan: TransferPlan, memory: DeviceAccess
-    ) -> IndexArray | None:
+    ) -> Sequence[int] | None:
         """Return which range each span is where objects are checked as they are copied; None where before that."""
         is_told = memory.tells_copied and len(numbers) >= _FEW_OBJECTS
         is_able = self._state.options.verify and plan.pages.contiguous and part.headers.is_uniform
         is_summed = memory.makes_sums and summing_mover(checksum) is not None
         if not is_able or not len(numbers) or not (is_told or is_summed):
             return None
-        return ranges_of(plan, part.headers, int(numbers[0]))
+        return part.ranges.of_spans(plan)
 
     def _verified(self, part: _Part, numbers: IndexArray, plan: TransferPlan) -> IndexArray:
         """Return those of a part's objects whose ranges under the plan have the right checksums."""
