@@ -339,7 +339,6 @@ def in_a_file(folder: Path, *, staged: bool) -> Contest:
         client="NIXL",
         make_client=lambda shape, block: FileClient(shape, block, folder / f"raw {next(numbers)}"),
         open_store=lambda: open_nixl_store(options()),
-        moved=64 * MIB,
         where="in a file, staged, " if staged else "in a file, straight, ",
         why_missed=WHY_MISSED,
     )
@@ -353,7 +352,6 @@ def in_a_peer(port: int, *, staged: bool) -> Contest:
         client="NIXL",
         make_client=lambda shape, block: PeerClient(shape, block, options.address),
         open_store=lambda: open_nixl_store(options),
-        moved=64 * MIB,
         where="in a peer, staged, " if staged else "in a peer, straight, ",
         why_missed=WHY_MISSED,
     )

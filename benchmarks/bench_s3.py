@@ -24,7 +24,7 @@ import numpy as np
 from measuring import Row, Scale, missing_peer, run_script
 from numpy.typing import NDArray
 from pages import MIB
-from remote_stores import SHAPES, Contest, RawClient, Shape, measure_lookup, measure_shape
+from remote_stores import MOVED, SHAPES, Contest, RawClient, Shape, measure_lookup, measure_shape
 
 from kvlinker_s3 import S3Store, S3StoreOptions
 from kvlinker_s3.client import open_client
@@ -177,7 +177,7 @@ def measure(scale: Scale) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         options = S3StoreOptions(url=Path(folder).as_uri())
         place = contest_of(
-            options, "in a directory, ", moved=96 * MIB, looked_up=4096, why_missed=WHY_MISSED
+            options, "in a directory, ", moved=MOVED, looked_up=4096, why_missed=WHY_MISSED
         )
         yield from measure_place(place, scale)
     if importlib.util.find_spec("moto") is None:

@@ -37,8 +37,8 @@ START_SECONDS = 30.0
 """How long a server may take to take connections."""
 MOST_ROUNDS = 5
 """Each shape has six actions and each action four measurements: a few rounds tell as much, and end."""
-MOST_MOVED = 48 * MIB
-"""Bytes of one measurement at most: larger than the caches of a core, and small enough for many of them."""
+MOVED = 48 * MIB
+"""Bytes of one measurement: larger than the caches of a core, and few enough for many measurements."""
 WHY_MISSED = (
     "The library leaves what it read in one block, or wherever it likes, and looks at none of it; the store brings "
     "every range to a place of its own and makes its checksum. What the places alone cost stands in the rows of the "
@@ -188,7 +188,7 @@ class Contest:
     make_client: Callable[[Shape, NDArray[np.uint8]], RawClient]
     """Of the bytes of all objects: uint8 [objects, bytes]."""
     open_store: Callable[[], Store]
-    moved: int = 96 * MIB
+    moved: int = MOVED
     """Bytes of one measurement."""
     looked_up: int = 4096
     where: str = ""
@@ -383,7 +383,7 @@ def _renewed(client: RawClient, run: Callable[[], float]) -> Callable[[], float]
 
 def measure_shape(contest: Contest, shape: Shape, scale: Scale) -> Iterator[Row]:
     """Yield the rows of one shape, with one and with two threads."""
-    most = scale.choose(min(contest.moved, MOST_MOVED), 2 * MIB)
+    most = scale.choose(contest.moved, 2 * MIB)
     pages = max(2, most // shape.object_bytes)
     moved = pages * shape.object_bytes
     block = np.random.default_rng(1).integers(0, 255, (pages, shape.object_bytes), dtype=np.uint8)

@@ -144,10 +144,24 @@ static void leave(struct job *job)
     }
 }
 
+/* Threads of this process that copy now, callers and helpers: two calls at once have no use for helpers of each. */
+static atomic_int copying;
+
+static void forget_threads(void)
+{
+    atomic_store(&copying, 0); /* a process that was forked has none of them */
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_threads);
+}
+
 static void *help(void *job)
 {
     work(job);
     leave(job);
+    atomic_fetch_sub(&copying, 1);
     return NULL;
 }
 
@@ -189,7 +203,9 @@ static int start(int wanted, struct job *job)
         pthread_mutex_lock(&job->lock);
         job->users++;
         pthread_mutex_unlock(&job->lock);
+        atomic_fetch_add(&copying, 1);
         if (pthread_create(&thread, &attributes, help, job) != 0) {
+            atomic_fetch_sub(&copying, 1);
             leave(job);
             break; /* the caller does it alone */
         }
@@ -246,8 +262,10 @@ int kvlinker_move(int64_t count, const int64_t *targets, const int64_t *sources,
     atomic_init(&job->next, 0);
     pthread_mutex_init(&job->lock, NULL);
     pthread_cond_init(&job->is_done, NULL);
-    int started = begin(job, total, (int)least(most_threads, MOST_THREADS) - 1);
+    int others = atomic_fetch_add(&copying, 1);
+    int started = begin(job, total, (int)least(most_threads, MOST_THREADS) - 1 - others);
     work(job);
+    atomic_fetch_sub(&copying, 1);
     pthread_mutex_lock(&job->lock);
     while (job->done < count)
         pthread_cond_wait(&job->is_done, &job->lock);
