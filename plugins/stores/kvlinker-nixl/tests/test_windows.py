@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fake_client import FakeClient
+from fake_client import FakeAgent, FakeClient
 
 from kvlinker.errors import StoreError, StoreTimeoutError
 from kvlinker.moving import Mover, using_mover
@@ -18,6 +18,7 @@ from kvlinker.testing import PythonMover
 from kvlinker.testing.shelves import LAYERS, Shelf, object_keys
 from kvlinker_nixl import NixlStoreOptions, open_nixl_store
 from kvlinker_nixl.agents import Operation
+from kvlinker_nixl.depots import LocalDepot
 from kvlinker_nixl.state import checksum
 from kvlinker_nixl.store import SlotStore
 
@@ -154,6 +155,30 @@ def test_a_session_that_is_closed_gives_back_what_it_read_ahead(make_shelf: Make
         registered.append(shelf.store.state.reads.agent.registrations)
 
     assert registered[-1] == registered[1]
+
+
+def test_b84_memory_that_the_client_keeps_registered_keeps_no_object_pinned_and_no_file_open(
+    make_shelf: MakeShelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = make_shelf()
+    assert isinstance(shelf.store, SlotStore)
+    depot = shelf.store.state.depot
+    assert isinstance(depot, LocalDepot)
+
+    def refuse(_agent: FakeAgent, _listed: object) -> None:
+        message = "NIXL_ERR_UNKNOWN"
+        raise RuntimeError(message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeAgent, "deregister_memory", refuse)
+        with shelf.open(KEYS) as session:
+            for layer in (0, 1):
+                shelf.read(KEYS, session=session, layer=layer)
+            shelf.store.close()
+
+    assert not depot.is_busy
+    assert depot.stats().used_bytes == 0, "the file was not closed"
+    assert "NIXL_ERR_UNKNOWN" in caplog.text
 
 
 def test_b71_threads_that_read_layers_of_one_session_at_once_get_their_own(

@@ -29,6 +29,8 @@ __all__ = ["write_batches"]
 
 _CHUNK_BYTES = 32 << 20
 """Bytes that are copied before their checksums are made: enough that calls do not count, and still in a cache."""
+_SUMMED_CHUNK_BYTES = 256 << 20
+"""Where the copy itself makes them: few enough that a transfer that is taken back is let go of soon."""
 
 _NO_ROWS: IndexArray = np.empty(0, dtype=np.int64)
 
@@ -189,7 +191,9 @@ def _report_disk_error(state: StoreState, works: Sequence[_Work], error: OSError
 
 def _copy(works: Sequence[_Work], memory: DeviceAccess) -> None:
     for work in works:
-        chunk = max(1, _CHUNK_BYTES // work.kind.payload_bytes)
+        is_summed = room_for_sums(work.batch.plan, memory, checksum) is not None
+        most = _SUMMED_CHUNK_BYTES if is_summed else _CHUNK_BYTES
+        chunk = max(1, most // work.kind.payload_bytes)
         for start in range(0, len(work.fresh), chunk):
             _copy_chunk(work, slice(start, start + chunk), memory)
 

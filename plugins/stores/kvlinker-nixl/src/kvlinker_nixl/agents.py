@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from kvlinker.errors import StoreError
 from kvlinker_nixl.library import Client, ClientAgent
 
 __all__ = ["Agent", "Descriptors", "Memory", "Operation", "Registration", "Transfer"]
+
+_log = logging.getLogger(__name__)
 
 Descriptors = NDArray[np.uint64]
 """[ranges, 3]: address or offset, length, device or descriptor of the file."""
@@ -92,7 +95,8 @@ class Agent:
         try:
             self._agent.deregister_memory(listed)
         except Exception as error:  # noqa: BLE001  # see above
-            raise StoreError(_code(error)) from None
+            # Whoever gives back memory has pins, room or a file to let go of behind it.
+            _log.warning("nixl store: a registration could not be taken back: %s", _code(error))
 
     def begin(
         self,
@@ -176,11 +180,7 @@ class Registration:
         self._listed: object | None = listed
 
     def release(self) -> None:
-        """Take it back. Idempotent.
-
-        Raises:
-            StoreError: the client refuses; it counts as taken back.
-        """
+        """Take it back; where the client refuses, it counts as taken back. Idempotent."""
         listed, self._listed = self._listed, None
         if listed is not None:
             self._agent.deregister(listed)

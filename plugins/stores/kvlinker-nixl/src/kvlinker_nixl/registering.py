@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Sequence
-from contextlib import suppress
 
 from kvlinker.errors import ContractError, RegistrationError, StoreError, UnsupportedOperationError
 from kvlinker.spans import MemoryRegion
@@ -80,8 +79,7 @@ class PoolRegistrations:
     def unregister(self) -> None:
         """Take every region back, the last one first; a client that refuses keeps nobody from going on."""
         while self._registered:
-            with suppress(StoreError):
-                self._registered.pop().release()
+            self._registered.pop().release()
 
 
 def _refused(number: int, count: int, region: MemoryRegion, error: StoreError) -> RegistrationError:
