@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from kvlinker.errors import KVLinkerError
 from kvlinker.quantities import amount, parse_bytes
@@ -25,20 +27,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     serve.add_argument("--host", default="127.0.0.1", help="whoever reaches it can read every page")
     serve.add_argument("--port", default=7301, type=int)
     given = parser.parse_args(arguments)
-    # Blocked before any thread is made, and so in each of them: a signal then waits for `sigwait`. With a handler it
-    # could come before `pause`, or to another thread than the one that waits, and nothing would end.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
-    try:
-        server = PeerServer(parse_bytes(given.capacity), host=given.host, port=given.port)
-    except (KVLinkerError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    host, port = server.address
-    sys.stdout.write(f"{amount(parse_bytes(given.capacity))} at {host}:{port}\n")
-    sys.stdout.flush()
-    signal.sigwait(_ENDS)
-    server.close()
+    with _signals() as told:
+        try:
+            server = PeerServer(parse_bytes(given.capacity), host=given.host, port=given.port)
+        except (KVLinkerError, OSError) as error:
+            sys.stderr.write(f"{error}\n")
+            return 1
+        host, port = server.address
+        sys.stdout.write(f"{amount(parse_bytes(given.capacity))} at {host}:{port}\n")
+        sys.stdout.flush()
+        told.recv(1)
+        server.close()
     return 0
+
+
+@contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """Give a socket that a byte comes from for each signal which says that it is over.
+
+    Any thread may get a signal, also one that was there before a mask could be set, such as those of numpy: the byte
+    is written in that thread, and is there for whoever reads it later. The handler itself has nothing to do.
+    """
+    told, teller = socket.socketpair()
+    with told, teller:
+        teller.setblocking(False)
+        before = signal.set_wakeup_fd(teller.fileno())
+        handlers = {number: signal.signal(number, lambda *_: None) for number in _ENDS}
+        try:
+            yield told
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(before)
 
 
 if __name__ == "__main__":
