@@ -50,7 +50,7 @@ def _signals() -> Iterator[socket.socket]:
     """
     told, teller = socket.socketpair()
     with told, teller:
-        teller.setblocking(False)
+        teller.settimeout(0)  # a signal waits for nobody
         before = signal.set_wakeup_fd(teller.fileno())
         handlers = {number: signal.signal(number, lambda *_: None) for number in _ENDS}
         try:
