@@ -28,7 +28,7 @@ WELCOME = {
     "max_frame_bytes": 1 << 20,
 }
 STATS = {"objects": 0, "used_bytes": 0, "capacity_bytes": 1, "counters": {}}
-FOUND = {"number": 1, "offsets": [0], "headers": [96]}
+FOUND = {"number": 1, "offsets": [0], "headers": [192]}
 
 
 class Impostor:
@@ -135,6 +135,8 @@ def test_t4_an_answer_that_is_none_ends_the_connection_and_the_rest_of_it_answer
         ({"offsets": [1 << 80]}, "offsets"),
         ({"offsets": [0, 0]}, "1 whole numbers"),
         ({"headers": [-1]}, "headers"),
+        ({"headers": [0]}, "headers"),
+        ({"headers": [1]}, "headers"),
         ({"headers": [1 << 40]}, "headers"),
         ({"number": "1"}, "number"),
     ],

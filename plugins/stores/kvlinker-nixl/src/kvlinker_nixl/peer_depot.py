@@ -252,13 +252,11 @@ class PeerDepot(Depot):
         answer, place = self._reads.ask_with_place(
             "pin", keys=keys_as_text(keys), bytes=object_bytes
         )
-        headers = numbers_of(answer, "headers", len(keys))
+        offsets = _offsets_of(answer, len(keys), least=ABSENT)
         pins = Pins(
             number=number_of(answer, "number"),
-            offsets=_offsets_of(answer, len(keys), least=ABSENT),
-            header_bytes=np.array(
-                within(headers, "headers", 0, header_bytes(MAX_RANGES)), dtype=np.int64
-            ),
+            offsets=offsets,
+            header_bytes=_headers_of(answer, offsets),
             target=place.target,
         )
         self._note(place, pins)
@@ -364,6 +362,16 @@ class PeerDepot(Depot):
 def _offsets_of(answer: Message, count: int, *, least: int) -> IndexArray:
     offsets = numbers_of(answer, "offsets", count)
     return np.array(within(offsets, "offsets", least, _MAX_ADDRESS), dtype=np.int64)
+
+
+def _headers_of(answer: Message, offsets: IndexArray) -> IndexArray:
+    """Return how long the headers of objects are, each as one of an object may be; 0 where there is none."""
+    headers = numbers_of(answer, "headers", len(offsets))
+    there = [
+        size for size, offset in zip(headers, offsets.tolist(), strict=True) if offset != ABSENT
+    ]
+    within(there, "headers", header_bytes(1), header_bytes(MAX_RANGES))
+    return np.array(within(headers, "headers", 0, header_bytes(MAX_RANGES)), dtype=np.int64)
 
 
 def _name(given: Pins | Reservation) -> tuple[str, int]:
