@@ -129,6 +129,26 @@ def test_l5_a_store_is_closed_behind_the_last_byte_that_lands_in_the_pools(
     wait_until(lambda: fake.is_closed)
 
 
+def test_b71_a_session_that_is_closed_under_a_read_ends_that_of_the_client_behind_it() -> None:
+    fake, gate = FakeClient(), Gate()
+    shelf, keys = Shelf(open_fake(fake)), object_keys(2)
+    shelf.stock(keys)
+    fake.before = hangs(gate, "batch_get_into_multi_buffer_ranges")
+    session = shelf.open(keys)
+
+    with ThreadPoolExecutor(1) as pool, gate:
+        read = pool.submit(shelf.read, keys, session=session, layer=1)
+        gate.wait_for_arrivals()
+        session.close()
+        assert fake.sessions == {name_of(key) for key in keys}
+        gate.open()
+        assert read.result(60) == (OK, OK)
+
+    assert not fake.sessions
+    with pytest.raises(StoreClosedError, match="this read session was closed"):
+        shelf.read(keys, session=session, layer=1)
+
+
 def _is_refused(shelf: Shelf) -> bool:
     try:
         shelf.store.exists(object_keys(1))

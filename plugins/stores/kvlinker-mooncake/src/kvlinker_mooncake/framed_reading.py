@@ -43,13 +43,7 @@ class StagedReadSession(MooncakeReadSession):
             fingerprint=request.fingerprint,
         )
 
-    def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
-        """See ReadSession.
-
-        Raises:
-            StoreError: the master cannot be asked.
-        """
-        self._check(plan)
+    def _read(self, plan: TransferPlan, memory: DeviceAccess) -> None:
         until = time.monotonic() + self._state.options.transfer_seconds
         for size, positions in self._look().items():
             each = rows_of_call(size, self._state.options.call_bytes)
@@ -59,7 +53,9 @@ class StagedReadSession(MooncakeReadSession):
                     self._read_some(chosen, size, plan, memory, until)
                     continue
                 self._settle_all(chosen, Code.NOT_TRANSFERRED)
-        return tuple(self._statuses)
+
+    def _let_go(self) -> None:
+        """Do nothing: whole objects are leased for one call each."""
 
     def _look(self) -> dict[int, list[int]]:
         """Return the positions of objects that are there, by their length with the header.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -26,6 +27,7 @@ from kvlinker.errors import (
     StoreClosedError,
     UnsupportedOperationError,
 )
+from kvlinker.open_reads import OpenReads
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan, MemoryRegion
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
@@ -51,9 +53,24 @@ class MooncakeReadSession(ReadSession):
         self._request = request
         self._names = state.names.of_objects(request.keys)
         self._lock = threading.Lock()
-        self._is_closed = False
+        self._open_reads = OpenReads(self._let_go)
         self._has_looked = False
         self._statuses = [ReadStatus.OK] * len(request.keys)
+
+    def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
+        """See ReadSession; it returns when nothing is written into pool memory any more.
+
+        Raises:
+            StoreError: the master cannot be asked.
+        """
+        self._check(plan)
+        with self._open_reads.reading(plan.pool):
+            self._read(plan, memory)
+            return tuple(self._statuses)
+
+    @abstractmethod
+    def _read(self, plan: TransferPlan, memory: DeviceAccess) -> None:
+        """Read what a plan that was checked needs of all objects, and note what became of each."""
 
     @property
     def _good(self) -> list[int]:
@@ -64,9 +81,6 @@ class MooncakeReadSession(ReadSession):
 
     def _check(self, plan: TransferPlan) -> None:
         self._state.client.calls.check_open()
-        if self._is_closed:
-            msg = f"pool {plan.pool!r}: this read session was closed; open another"
-            raise StoreClosedError(msg)
         self._request.check(plan)
         if not self._state.ranged and not _is_whole(plan):
             msg = (
@@ -91,8 +105,12 @@ class MooncakeReadSession(ReadSession):
         self._state.count("missed", len(positions))
 
     def close(self) -> None:
-        """See ReadSession."""
-        self._is_closed = True
+        """See ReadSession; reads that are under way go on, and what they need stays until they are over."""
+        self._open_reads.close()
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Let go of the objects: no read is under way, and none follows."""
 
 
 class DirectReadSession(MooncakeReadSession):
@@ -108,13 +126,7 @@ class DirectReadSession(MooncakeReadSession):
         """Whether there are leases on all objects that can be read by layer."""
         self._kept: dict[int, NDArray[np.uint8]] = {}
 
-    def read(self, plan: TransferPlan, memory: DeviceAccess) -> tuple[ReadStatus, ...]:
-        """See ReadSession; it returns when nothing is written into pool memory any more.
-
-        Raises:
-            StoreError: the master cannot be asked.
-        """
-        self._check(plan)
+    def _read(self, plan: TransferPlan, memory: DeviceAccess) -> None:
         self._state.pools.check(plan)
         with self._lock:
             if not self._has_looked:
@@ -126,7 +138,6 @@ class DirectReadSession(MooncakeReadSession):
         else:
             self._read_parts(plan, memory, until)
         self._look_again()
-        return tuple(self._statuses)
 
     def _look_again(self) -> None:
         """Miss what is not where it was any more: what came may be another object's bytes.
@@ -282,9 +293,7 @@ class DirectReadSession(MooncakeReadSession):
             self._kept[position] = kept
         return kept
 
-    def close(self) -> None:
-        """See ReadSession."""
-        super().close()
+    def _let_go(self) -> None:
         with self._lock:
             started, self._started = self._started, set()
             self._kept.clear()
