@@ -169,3 +169,21 @@ def test_options_show_no_password_of_a_metadata_server() -> None:
     with pytest.raises(ValueError, match="metadata must be a name") as raised:
         MooncakeStoreOptions.of_config({**config, "metadata": "redis://:secret@metadata 6379"})
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("call", ["batch_put_from_multi_buffer_ranges", "batch_put_session_end"])
+@pytest.mark.parametrize("staged", [True, False])
+def test_t4_a_write_that_is_refused_for_a_wrong_count_keeps_no_other_writer_out(
+    call: str, *, staged: bool
+) -> None:
+    fake = LyingClient()
+    shelf = Shelf(open_fake(fake, staged=staged, reads="whole" if staged else "ranged"))
+    keys = object_keys(2)
+    fake.lies_in, fake.answer = call, [0]
+
+    with pytest.raises(StoreContractError, match="2 objects was answered with 1 results"):
+        shelf.write(keys)
+
+    assert not fake.writing
+    fake.lies_in = ""
+    assert shelf.write(keys) == (WRITTEN,) * 2

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.device import DeviceAccess
-from kvlinker.errors import StoreClosedError, StoreError
+from kvlinker.errors import StoreClosedError, StoreContractError, StoreError
 from kvlinker.framed_objects import frame_pages
 from kvlinker.frames import FrameLayout
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
@@ -266,10 +266,17 @@ class _Writer:
                 self._store(work)
         except StoreClosedError:
             raise
+        except StoreContractError:
+            self._drop_begun()  # else other writers are kept out until the master finds it forgotten
+            raise
         except StoreError as error:
             # What was ended is there and said to be; the rest has failed, and may still appear, whole.
             self._note(f"not everything was stored: {error}")
-            for work in self._works:
+            self._drop_begun()
+
+    def _drop_begun(self) -> None:
+        for work in self._works:
+            if work.begun:
                 self._drop(work, work.begun, "it was not ended")
 
     def _end(self, work: _Work) -> None:
