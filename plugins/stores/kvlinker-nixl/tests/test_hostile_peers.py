@@ -156,6 +156,22 @@ def test_places_that_cannot_be_are_refused(
         depot.reserve(object_keys(1), 640)
 
 
+def test_t4_letting_go_ends_with_the_connection_where_the_answer_is_none(
+    impostor: Impostor, depot: PeerDepot
+) -> None:
+    impostor.answers |= {"pin": FOUND, "reserve": FOUND, "hold": {"number": 1, "flags": [True]}}
+    impostor.answers |= dict.fromkeys(("unpin", "discard", "release"), framed(b"no JSON"))
+    keys = object_keys(1)
+
+    depot.unpin(depot.pin(keys, 640))
+    depot.discard(depot.reserve(keys, 640))
+    depot.release(depot.hold(keys, 60)[0])
+
+    assert impostor.calls[-2:] == ["hold", "release"]
+    assert depot.stats().objects == 0
+    assert impostor.connections == 4, "what else is behind such an answer is nobody's"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"metadata": "?"}, {"base": -1}, {"base": 1 << 70}, {"protocol": 2}, {"epoch": 1}],

@@ -242,7 +242,7 @@ class PeerDepot(Depot):
         return flags_of(answer, "flags", len(reservation.offsets))
 
     def discard(self, reservation: Reservation) -> None:
-        """See Depot; a server that cannot be asked has let go of it, or does when it finds the connection gone."""
+        """See Depot; a server without a right answer has let go of it, or does when it finds the connection gone."""
         self._end(self._writes, "discard", reservation)
 
     # ---- reading --------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class PeerDepot(Depot):
 
     def find_current(self, pins: Pins) -> bool:
         """See Depot."""
-        with suppress(StoreError):
+        with suppress(StoreError, StoreContractError):
             self._reads.ask("stats")  # a connection that is gone is made anew
         return self.is_current(pins)
 
@@ -300,7 +300,7 @@ class PeerDepot(Depot):
             connection, its_number = self._holds.pop(number, (-1, 0))
         if connection != self._reads.connections:
             return
-        with suppress(StoreError):
+        with suppress(StoreError, StoreContractError):
             self._reads.ask("release", connection=connection, number=its_number)
 
     # ---- numbers --------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class PeerDepot(Depot):
         connection = self._forget(given)
         if connection is None or connection != channel.connections:
             return
-        with suppress(StoreError):
+        with suppress(StoreError, StoreContractError):
             channel.ask(call, connection=connection, number=given.number)
 
     # ---- removing -------------------------------------------------------------------------------
