@@ -66,6 +66,11 @@ class Mover(ABC):
     def sums(self, sources: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return the checksums of ranges: [ranges]."""
 
+    @contextmanager
+    def beside_work(self) -> Iterator[None]:
+        """Take a thread less than else for the length of a block: another one of the caller works meanwhile."""
+        yield
+
 
 class _Override:
     """What a block of `using_mover` chose."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 
 import numpy as np
@@ -55,11 +56,18 @@ def test_its_checksums_are_those_of_the_stores(checksum: Checksum) -> None:
         assert summing_mover(checksum) is mover
 
 
-def threads_of(mover: NativeMover, *, ranges: int, seconds: float) -> int:
-    """Return how many threads there were for ranges, each of which is a share by itself and takes so long."""
+def threads_of(
+    mover: NativeMover, *, ranges: int, seconds: float = 0.001, first: Callable[[], object] = int
+) -> int:
+    """Return how many threads there were for ranges, each of which is a share by itself and takes so long.
+
+    `first` is called within the first share.
+    """
+    begins = iter([first])
     called = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
 
     def sum_of(_address: int, _size: int) -> int:
+        next(begins, int)()
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             pass
@@ -95,6 +103,46 @@ def test_what_is_done_before_a_thread_wakes_is_done_by_the_caller() -> None:
     assert sorted(tries)[50] == 1
 
 
+def test_threads_that_work_beside_a_copy_are_helpers_less() -> None:
+    mover = NativeMover(threads=3)
+
+    with mover.beside_work():
+        assert threads_of(mover, ranges=8) == 2
+        with mover.beside_work(), mover.beside_work():
+            assert threads_of(mover, ranges=8) == 1
+
+    assert threads_of(mover, ranges=8) == 3
+
+
+def test_calls_at_once_share_the_threads() -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        entered.set()
+        left.wait(60)
+
+    other = NativeMover(threads=2)
+    caller = threading.Thread(target=threads_of, args=(other,), kwargs={"ranges": 1, "first": stay})
+    caller.start()
+    assert entered.wait(60)
+    found = threads_of(NativeMover(threads=2), ranges=8)
+    left.set()
+    caller.join()
+
+    assert found == 1
+    assert threads_of(NativeMover(threads=2), ranges=8) == 2
+
+
+def test_a_process_that_was_forked_beside_a_copy_has_all_threads() -> None:
+    mover = NativeMover(threads=3)
+    with mover.beside_work():
+        child = os.fork()
+        if not child:
+            os._exit(threads_of(mover, ranges=8) != 3)
+
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_process_that_was_forked_copies_like_its_parent(checksum: Checksum) -> None:
     mover = NativeMover(threads=4)
     data = np.arange(LONG // 8, dtype=np.uint64).view(np.uint8).reshape(64, -1)
@@ -123,7 +171,7 @@ def test_signals_are_left_to_the_threads_of_python() -> None:
     sender.start()
     try:
         for _ in range(20):
-            assert threads_of(mover, ranges=8, seconds=0.001) == 4
+            assert threads_of(mover, ranges=8) == 4
     finally:
         stop.set()
         sender.join()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +46,10 @@ class NativeMover(Mover):
             NativeMoverError: it was not built, its checksum is not to be had, or the number makes no sense.
         """
         self.threads = _checked_threads(threads)
-        self._move = _library("kvlinker_native.ranges").kvlinker_move
+        ranges = _library("kvlinker_native.ranges")
+        self._count_others = ranges.kvlinker_count_others
+        self._count_others.restype, self._count_others.argtypes = None, [ctypes.c_int]
+        self._move = ranges.kvlinker_move
         self._move.restype = ctypes.c_int
         self._move.argtypes = [
             ctypes.c_int64,
@@ -105,6 +110,15 @@ class NativeMover(Mover):
             msg = f"there is no memory for a copy of {len(sizes)} ranges"
             raise MemoryError(msg)
         return threads
+
+    @contextmanager
+    def beside_work(self) -> Iterator[None]:
+        """See Mover; of all calls of the process."""
+        self._count_others(1)
+        try:
+            yield
+        finally:
+            self._count_others(-1)
 
     def use_sum(self, function: ctypes.c_void_p) -> None:
         """Make checksums by another C function: of an address and a size, 64 bits."""

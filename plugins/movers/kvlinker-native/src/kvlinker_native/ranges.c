@@ -147,6 +147,12 @@ static void leave(struct job *job)
 /* Threads of this process that copy now, callers and helpers: two calls at once have no use for helpers of each. */
 static atomic_int copying;
 
+/* Count threads of callers that work beside their calls, or no longer do. */
+void kvlinker_count_others(int change)
+{
+    atomic_fetch_add(&copying, change);
+}
+
 static void forget_threads(void)
 {
     atomic_store(&copying, 0); /* a process that was forked has none of them */
@@ -220,7 +226,7 @@ static int start(int wanted, struct job *job)
  * How long a copy takes is known to nobody before: memory of one machine is four times as fast as another's, and what
  * the cache has is faster still. Making a thread takes about as long everywhere.
  */
-static int begin(struct job *job, int64_t bytes, int most_helpers)
+static int begin(struct job *job, int64_t bytes, int64_t most_threads)
 {
     int64_t began = now(), done = do_share(job), copied = 0;
     double spent = (double)(now() - began);
@@ -228,7 +234,10 @@ static int begin(struct job *job, int64_t bytes, int most_helpers)
         copied += job->sizes[i];
     double left = spent * (double)(bytes - copied) / (double)(copied + 1);
     int64_t shares = (job->count - done + job->step - 1) / job->step; /* the caller takes one of them */
-    int64_t useful = least(least((int64_t)(left / HELPED_NS), shares - 1), most_helpers);
+    int64_t now_copying = atomic_load(&copying);
+    if (now_copying < 1)
+        now_copying = 1; /* whoever was counted before a fork is counted off behind it */
+    int64_t useful = least(least((int64_t)(left / HELPED_NS), shares - 1), most_threads - now_copying);
     return useful > 0 ? start((int)useful, job) : 0;
 }
 
@@ -262,8 +271,8 @@ int kvlinker_move(int64_t count, const int64_t *targets, const int64_t *sources,
     atomic_init(&job->next, 0);
     pthread_mutex_init(&job->lock, NULL);
     pthread_cond_init(&job->is_done, NULL);
-    int others = atomic_fetch_add(&copying, 1);
-    int started = begin(job, total, (int)least(most_threads, MOST_THREADS) - 1 - others);
+    atomic_fetch_add(&copying, 1);
+    int started = begin(job, total, least(most_threads, MOST_THREADS));
     work(job);
     atomic_fetch_sub(&copying, 1);
     pthread_mutex_lock(&job->lock);

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Self, TypeAlias
+
+from kvlinker.moving import current_mover
 
 __all__ = ["Aside"]
 
@@ -31,6 +34,8 @@ class Aside:
         self._ends: SimpleQueue[BaseException | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_busy = False
+        self._taken = ExitStack()
+        """A core that copies of the caller leave to the thread."""
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -43,6 +48,7 @@ class Aside:
         trace: TracebackType | None,
     ) -> None:
         """Wait for what is under way; nobody asks any more whether it fails."""
+        self._taken.close()
         if self._thread is not None:
             self._calls.put(None)
             self._thread.join()
@@ -64,6 +70,8 @@ class Aside:
                 self._is_worth_it = False
             else:
                 self._thread = thread
+                if (mover := current_mover()) is not None:
+                    self._taken.enter_context(mover.beside_work())
         return self._thread is not None
 
     def finish(self) -> None:
