@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from conftest import OpenStore
 from proxy import proxy_to
+from redis import Connection
 from redis_server import RedisServer
 
 from kvlinker.errors import StoreError, StoreTimeoutError
@@ -104,6 +105,25 @@ def test_t4_an_answer_that_nobody_asked_for_makes_the_others_worth_nothing(
 
     with pytest.raises(StoreTimeoutError, match="4 B that nobody asked for"):
         store.exists(object_keys(1))
+
+
+def test_t6_questions_of_many_keys_are_sent_in_steps_of_which_each_has_its_time(
+    scripted: Scripted, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, keys = open_store(scripted), object_keys(12_000)
+    scripted.answers[b"EXISTS"] = b":1\r\n"
+    steps: list[int] = []
+    send = Connection.send_packed_command
+
+    def noted(connection: Connection, command: list[bytes], check_health: bool = True) -> None:  # noqa: FBT001, FBT002  # redis-py's own
+        steps.extend(map(len, command))
+        send(connection, command, check_health)  # type: ignore[no-untyped-call]  # redis-py's own
+
+    monkeypatch.setattr(Connection, "send_packed_command", noted)
+
+    assert store.exists(keys) == (True,) * len(keys)
+    assert max(steps) <= 1 << 20
+    assert len(steps) < 8
 
 
 def test_a_store_that_cannot_be_opened_leaves_no_connection_behind(

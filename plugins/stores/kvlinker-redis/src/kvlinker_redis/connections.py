@@ -16,7 +16,7 @@ from kvlinker.secret_references import SecretReference
 from kvlinker_redis.address import Address
 from kvlinker_redis.readings import Question, Reading
 from kvlinker_redis.sendings import Sending
-from kvlinker_redis.wire import Command, Reply, ReplyStream, packed
+from kvlinker_redis.wire import Command, Reply, ReplyStream, in_steps, packed
 
 if TYPE_CHECKING:
     from redis import Connection, ConnectionPool, CredentialProvider
@@ -162,8 +162,8 @@ class SocketReading(Reading):
             self._asked_bytes += question.moved_bytes
             texts.append(question.text)
         if texts and self._connection is not None:
-            # In one piece: redis-py sends each piece by itself, and wakes the server with it.
-            self._connection.send_packed_command([b"".join(texts)])
+            # In few pieces: redis-py sends each piece by itself, and wakes the server with it.
+            self._connection.send_packed_command(in_steps(memoryview(b"".join(texts))))
 
     def _let_go(self, *, is_clean: bool) -> None:
         connection, self._connection = self._connection, None

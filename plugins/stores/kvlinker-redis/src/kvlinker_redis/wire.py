@@ -22,6 +22,7 @@ __all__ = [
     "Reply",
     "ReplyStream",
     "command_text",
+    "in_steps",
     "packed",
     "room_for",
     "text_of",
@@ -66,15 +67,17 @@ def packed(commands: Sequence[Command]) -> list[bytes | memoryview]:
             if isinstance(argument, memoryview):
                 texts.append(b"$%d\r\n" % argument.nbytes)
                 pieces.append(b"".join(texts))
-                pieces += [
-                    argument[start : start + _STEP_BYTES]
-                    for start in range(0, argument.nbytes, _STEP_BYTES)
-                ]
+                pieces += in_steps(argument)
                 texts = [_END]
             else:
                 raw = argument if isinstance(argument, bytes) else str(argument).encode()
                 texts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
     return [*pieces, b"".join(texts)]
+
+
+def in_steps(raw: memoryview) -> list[memoryview]:
+    """Return bytes as the pieces that are sent one by one, for each of which the server has its time."""
+    return [raw[start : start + _STEP_BYTES] for start in range(0, raw.nbytes, _STEP_BYTES)]
 
 
 def text_of(*arguments: str | int) -> bytes:
