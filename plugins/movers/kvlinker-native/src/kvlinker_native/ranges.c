@@ -163,11 +163,15 @@ __attribute__((constructor)) static void watch_forks(void)
     pthread_atfork(NULL, NULL, forget_threads);
 }
 
-static void *help(void *job)
+static void *help(void *argument)
 {
-    work(job);
+    struct job *job = argument;
+    if (atomic_load(&job->next) < job->count) { /* else it comes too late, and keeps nobody from a core */
+        atomic_fetch_add(&copying, 1);
+        work(job);
+        atomic_fetch_sub(&copying, 1);
+    }
     leave(job);
-    atomic_fetch_sub(&copying, 1);
     return NULL;
 }
 
@@ -209,9 +213,7 @@ static int start(int wanted, struct job *job)
         pthread_mutex_lock(&job->lock);
         job->users++;
         pthread_mutex_unlock(&job->lock);
-        atomic_fetch_add(&copying, 1);
         if (pthread_create(&thread, &attributes, help, job) != 0) {
-            atomic_fetch_sub(&copying, 1);
             leave(job);
             break; /* the caller does it alone */
         }
