@@ -23,6 +23,7 @@ from measuring import Row, Scale, missing_peer, run_script
 from numpy.typing import NDArray
 from pages import MIB
 from remote_stores import (
+    MOVED_IN_MEMORY,
     SHAPES,
     Contest,
     PageClient,
@@ -38,9 +39,7 @@ from kvlinker.errors import KVLinkerError
 from kvlinker.registry import PluginRegistry
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # the folder in it has a name that nobody can guess
-MOVED = 192 * MIB
-"""As 4,700 tokens of a large model have: what a call costs beside its copies shows, and is no half of it."""
-CAPACITY = 5 * MOVED // 2
+CAPACITY = 5 * MOVED_IN_MEMORY // 2
 """What is to be loaded, what is offloaded, and less than that for what was offloaded before: a store is full most of
 its life, and makes room by evicting, as this one does from the second round on."""
 SEGMENT_BYTES = 64 * MIB
@@ -258,7 +257,7 @@ def _contest(place: _Place, folder: Path, registry: PluginRegistry) -> Contest:
         client=place.client,
         make_client=lambda shape, block: place.raw(folder, shape, block),
         open_store=lambda: registry.store(place.store).open(options),
-        moved=MOVED,
+        moved=MOVED_IN_MEMORY,
         evicts=True,
         why_missed=WHY_MISSED,
     )

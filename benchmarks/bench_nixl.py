@@ -26,6 +26,7 @@ from measuring import Row, Scale, missing_peer, run_script
 from numpy.typing import NDArray
 from pages import MIB, object_keys
 from remote_stores import (
+    MOVED_IN_MEMORY,
     SHAPES,
     Contest,
     CopyingClient,
@@ -339,6 +340,7 @@ def in_a_file(folder: Path, *, staged: bool) -> Contest:
         client="NIXL",
         make_client=lambda shape, block: FileClient(shape, block, folder / f"raw {next(numbers)}"),
         open_store=lambda: open_nixl_store(options()),
+        moved=MOVED_IN_MEMORY,
         where="in a file, staged, " if staged else "in a file, straight, ",
         why_missed=WHY_MISSED,
     )
@@ -352,6 +354,7 @@ def in_a_peer(port: int, *, staged: bool) -> Contest:
         client="NIXL",
         make_client=lambda shape, block: PeerClient(shape, block, options.address),
         open_store=lambda: open_nixl_store(options),
+        moved=MOVED_IN_MEMORY,
         where="in a peer, staged, " if staged else "in a peer, straight, ",
         why_missed=WHY_MISSED,
     )

@@ -39,6 +39,9 @@ MOST_ROUNDS = 5
 """Each shape has six actions and each action four measurements: a few rounds tell as much, and end."""
 MOVED = 48 * MIB
 """Bytes of one measurement: larger than the caches of a core, and few enough for many measurements."""
+MOVED_IN_MEMORY = 192 * MIB
+"""Where nothing but the machine's memory limits, as 4,700 tokens of a large model have: 48 MiB take 3 ms there, of
+which a call's fixed costs would be half."""
 WHY_MISSED = (
     "The library leaves what it read in one block, or wherever it likes, and looks at none of it; the store brings "
     "every range to a place of its own and makes its checksum. What the places alone cost stands in the rows of the "
