@@ -104,6 +104,29 @@ def test_a_staged_read_is_left_behind_and_its_memory_is_not_used_again(clock: St
     wait_until(lambda: shelf.read(keys) == (OK, OK))
 
 
+def test_memory_that_was_left_behind_waits_for_its_own_call_and_for_none_that_hangs_later(
+    clock: StillClock,
+) -> None:
+    fake, gate, later = FakeClient(), Gate(), Gate()
+    store = open_fake(fake, reads="auto", staged=True, transfer_seconds=0.2)
+    shelf, keys = Shelf(store), object_keys(2)
+    shelf.stock(keys)
+    fake.before = hangs(gate, WHOLE)
+    with gate, pytest.raises(StoreTimeoutError):
+        shelf.read(keys)
+    clock.sleep(60)  # the master is left alone for a while
+    fake.before = hangs(later, "batch_is_exist")
+
+    with later:
+        with pytest.raises(StoreTimeoutError):
+            store.exists(keys)
+        clock.sleep(60)
+        assert not fake.moved_by("unregister_buffer")
+        wait_until(
+            lambda: shelf.read(keys) == (OK, OK) and len(fake.moved_by("unregister_buffer")) == 1
+        )
+
+
 @pytest.mark.parametrize(
     "options", [{"reads": "ranged"}, {"staged": True, "reads": "whole"}], ids=str
 )

@@ -7,10 +7,12 @@ the client is closed when no call is under way any more.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from kvlinker.errors import KVLinkerError, StoreClosedError, StoreError, StoreTimeoutError
@@ -48,9 +50,11 @@ class Calls:
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._under_way = 0
+        self._numbers = itertools.count()
+        self._under_way: set[int] = set()
+        """Numbers of calls."""
         self._moves = 0
-        """Of those, how many may write into the pools."""
+        """How many of those may write into the pools."""
         self._is_closing = False
         self._is_closed = False
         self._idle: list[Lane] = []
@@ -81,15 +85,22 @@ class Calls:
             msg = f"{self}: {why}; open it again"
             raise StoreClosedError(msg)
 
-    def _enter(self, *, is_local: bool = False) -> None:
+    def _enter(self, *, is_local: bool = False) -> int:
         with self._lock:
             self._check(is_open=not (self._is_closed if is_local else self._is_closing))
-            self._under_way += 1
+            number = next(self._numbers)
+            self._under_way.add(number)
+            return number
 
-    def _leave(self) -> None:
+    def _leave(self, number: int) -> None:
         with self._lock:
-            self._under_way -= 1
+            self._under_way.remove(number)
             self._changed.notify_all()
+
+    def under_way(self) -> frozenset[int]:
+        """Return the numbers of the calls that are under way, also of those that nobody waits for any more."""
+        with self._lock:
+            return frozenset(self._under_way)
 
     def end_moves(self, seconds: float | None) -> bool:
         """Begin nothing but local calls, and wait until nothing is written into the pools any more.
@@ -161,18 +172,18 @@ class Calls:
         """
         self.check_open()
         timeouts = self._admit()
-        self._enter()
-        asked = _Asked(lambda: _typed(what, call), self._leave, on_late)
+        number = self._enter()
+        asked = _Asked(lambda: _typed(what, call), partial(self._leave, number), on_late)
         lane = self._take_lane()
         task = lane.submit(asked.run)
         if task.was_dropped:
-            self._leave()
+            self._leave(number)
             msg = f"{self}: {what}: there is no thread to ask with"
             raise StoreTimeoutError(msg)
         if not self._wait(task, seconds) and asked.is_left_behind():
             lane.abandon(task)
             if task.was_dropped:  # before it began
-                self._leave()
+                self._leave(number)
             with self._lock:
                 self._hanging.append(task)
             raise self.give_up(what, f"no answer within {seconds} s")
@@ -199,7 +210,7 @@ class Calls:
             msg = f"{self}: {what}: the master did not answer lately and is not asked again yet"
             raise StoreTimeoutError(msg)
         with self._lock:
-            self._enter()
+            number = self._enter()
             self._moves += of_pools
         began = time.monotonic()
         try:
@@ -207,7 +218,7 @@ class Calls:
         finally:
             with self._lock:
                 self._moves -= of_pools
-                self._leave()
+                self._leave(number)
             if time.monotonic() - began > seconds:
                 self._breaker.trip()
 
@@ -217,11 +228,11 @@ class Calls:
         Raises:
             StoreClosedError: the store was closed.
         """
-        self._enter(is_local=True)
+        number = self._enter(is_local=True)
         try:
             return _typed("a local call", call)
         finally:
-            self._leave()
+            self._leave(number)
 
     def _take_lane(self) -> Lane:
         with self._lock:

@@ -97,7 +97,8 @@ class Blocks:
         self._max = max_bytes
         self._lock = threading.Lock()
         self._free: list[NDArray[np.uint8]] = []
-        self._left: list[NDArray[np.uint8]] = []
+        self._left: list[tuple[NDArray[np.uint8], frozenset[int]]] = []
+        """Blocks that nobody waited for, and the calls that may still touch each."""
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """Return a block of at least so many bytes, with anything in it.
@@ -133,12 +134,14 @@ class Blocks:
             return  # the client that knew it is going
 
     def _forget_left(self) -> None:
-        """Let go of blocks that calls may have written into that were left behind, once there are none."""
-        if not self._left or not self._client.calls.wait(0):
+        """Let go of blocks that calls may have written into that were left behind, once those are over."""
+        if not self._left:
             return
         with self._lock:
-            left, self._left = self._left, []
-        for block in left:
+            under_way = self._client.calls.under_way()
+            over = [block for block, calls in self._left if not calls & under_way]
+            self._left = [one for one in self._left if one[1] & under_way]
+        for block in over:
             self._forget(block)
 
     @contextmanager
@@ -165,7 +168,7 @@ class Blocks:
 
     def _leave(self, block: NDArray[np.uint8]) -> None:
         with self._lock:
-            self._left.append(block)
+            self._left.append((block, self._client.calls.under_way()))
 
     def close(self) -> None:
         """Let go of every block that is free."""
