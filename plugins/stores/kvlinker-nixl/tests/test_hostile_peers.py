@@ -13,7 +13,7 @@ from fake_client import FakeAgent, FakeClient
 
 from kvlinker.errors import StoreContractError, StoreError
 from kvlinker.testing.shelves import object_keys
-from kvlinker_nixl import peer_depot
+from kvlinker_nixl import NixlStoreOptions, open_nixl_store, peer_depot
 from kvlinker_nixl.agents import Agent
 from kvlinker_nixl.depots import Pins, Reservation
 from kvlinker_nixl.messages import Message, numbers_of, receive, send
@@ -38,6 +38,7 @@ class Impostor:
         """Listen."""
         self.answers: dict[str, Message | bytes] = {"hello": WELCOME, "stats": STATS}
         self.connections = 0
+        self.ended = 0
         self.calls: list[str] = []
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -66,6 +67,7 @@ class Impostor:
                     connection.sendall(answer)
                 else:
                     send(connection, answer, deadline=time.monotonic() + 60)
+        self.ended += 1
 
     def end_connections(self) -> None:
         """End what is open, as a server that is restarted does."""
@@ -284,6 +286,21 @@ def test_b87_places_are_those_of_the_server_that_named_them_whoever_finds_anothe
         assert isinstance(given, Reservation)
         with pytest.raises(StoreError, match="connection was lost"):
             depot.publish(given)
+
+
+@pytest.mark.parametrize("stats", [{"error": "no"}, framed(b"no JSON")], ids=["error", "none"])
+def test_a_store_that_cannot_be_opened_leaves_no_connection_behind(
+    impostor: Impostor, stats: Message | bytes
+) -> None:
+    impostor.answers["stats"] = stats
+    host, port = impostor.address
+    options = NixlStoreOptions.of_config({"backend": "UCX", "server": f"{host}:{port}"})
+
+    with pytest.raises((StoreError, StoreContractError)) as caught:
+        open_nixl_store(options, client=FakeClient())
+
+    until(lambda: impostor.ended == 1)
+    assert caught.value.__traceback__ is not None  # which has kept the connection all the time
 
 
 def test_b87_a_hold_of_a_server_that_is_gone_ends_none_of_the_next_one(

@@ -177,8 +177,11 @@ def _open_peer(options: NixlStoreOptions, client: Client) -> Store:
             pause_seconds=options.pause_seconds,
         )
 
+    channels = channel(lines.reads), channel(lines.writes)
+    with _closing_on_error(lines.close), _closing_on_error(channels[0].close):  # the only one asked
+        depot = PeerDepot(*channels)
     state = SlotState(
-        PeerDepot(channel(lines.reads), channel(lines.writes)),
+        depot,
         reads=lines.reads,
         writes=lines.writes,
         alignment=1,
