@@ -258,7 +258,7 @@ def test_helpers_share_the_only_core_that_the_caller_may_use() -> None:
     assert len(cores) == 2
 
 
-@pytest.mark.parametrize("told", ["0", "65", "-1", "two", "", "1.5"])
+@pytest.mark.parametrize("told", ["0", "65", "-1", "two", "", "1.5", "²"])
 def test_a_number_of_threads_that_makes_no_sense_is_refused(
     monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:

@@ -144,7 +144,7 @@ def _checked_threads(threads: int | None) -> int:
         text = os.environ.get(THREADS_VARIABLE)
         if text is None:
             return min(_USUAL_THREADS, len(os.sched_getaffinity(0)))
-        threads = int(text) if text.isdigit() else 0
+        threads = int(text) if text.isdecimal() else 0
     if not 1 <= threads <= _MOST_THREADS:
         told = os.environ.get(THREADS_VARIABLE, threads)
         msg = f"a copy takes 1 to {_MOST_THREADS} threads, got {told!r}; see {THREADS_VARIABLE}"
