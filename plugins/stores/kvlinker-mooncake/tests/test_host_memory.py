@@ -104,6 +104,24 @@ def test_a_staged_read_is_left_behind_and_its_memory_is_not_used_again(clock: St
     wait_until(lambda: shelf.read(keys) == (OK, OK))
 
 
+def test_memory_that_a_late_put_still_reads_is_not_filled_again_before_it_is_over(
+    clock: StillClock,
+) -> None:
+    fake, gate = FakeClient(), Gate()
+    store = open_fake(fake, reads="auto", staged=True, transfer_seconds=0.2)
+    shelf, keys = Shelf(store), object_keys(2)
+    fake.before = hangs(gate, PUT)
+
+    with gate:
+        assert shelf.write(keys) == (WriteStatus.FAILED,) * 2
+        clock.sleep(60)  # the master is left alone for a while
+        kept = set(fake.registered)
+        fake.before = lambda _: None  # for others; that one hangs
+        shelf.stock(object_keys(2, chain="other"))
+        assert len(fake.registered) > len(kept), "what is still sent is not written over"
+    wait_until(lambda: shelf.write(keys) == (WRITTEN, WRITTEN))
+
+
 def test_memory_that_was_left_behind_waits_for_its_own_call_and_for_none_that_hangs_later(
     clock: StillClock,
 ) -> None:

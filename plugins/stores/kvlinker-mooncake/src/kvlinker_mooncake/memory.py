@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -118,7 +118,7 @@ class Blocks:
         return block
 
     def give(self, block: NDArray[np.uint8]) -> None:
-        """Let a block be taken again; the longest ones are kept. Nothing may still be written into it."""
+        """Let a block be taken again; the longest ones are kept. No call may touch it any more."""
         dropped = [block]
         if block.nbytes <= self._max:
             with self._lock:
@@ -134,7 +134,7 @@ class Blocks:
             return  # the client that knew it is going
 
     def _forget_left(self) -> None:
-        """Let go of blocks that calls may have written into that were left behind, once those are over."""
+        """Let go of blocks that calls which were left behind may have touched, once those are over."""
         if not self._left:
             return
         with self._lock:
@@ -145,10 +145,16 @@ class Blocks:
             self._forget(block)
 
     @contextmanager
-    def block(self, size: int) -> Iterator[NDArray[np.uint8]]:
+    def block(
+        self, size: int, *, is_left: Callable[[], bool] = lambda: False
+    ) -> Iterator[NDArray[np.uint8]]:
         """Give a block for the length of a block of code.
 
-        Who was timed out or interrupted did not wait for what is written into it: it is not used again meanwhile.
+        Who was timed out or interrupted did not wait for what touches it: it is not used again meanwhile.
+
+        Args:
+            size: bytes of it at least.
+            is_left: whether somebody was timed out and has answered for it himself; asked in the end.
 
         Raises:
             StoreError: the client does not take the memory.
@@ -164,7 +170,7 @@ class Blocks:
             has_waited = True
             raise
         finally:
-            (self.give if has_waited else self._leave)(block)
+            (self.give if has_waited and not is_left() else self._leave)(block)
 
     def _leave(self, block: NDArray[np.uint8]) -> None:
         with self._lock:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.device import DeviceAccess
-from kvlinker.errors import StoreClosedError, StoreContractError, StoreError
+from kvlinker.errors import StoreClosedError, StoreContractError, StoreError, StoreTimeoutError
 from kvlinker.framed_objects import frame_pages
 from kvlinker.frames import FrameLayout
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
@@ -85,6 +85,8 @@ class _Writer:
         self._until = time.monotonic() + state.options.transfer_seconds
         self._works = [self._work_of(batch) for batch in batches if batch.keys]
         self._empty = [not batch.keys for batch in batches]
+        self._is_late = False
+        """Whether a call may still read what it was to send."""
 
     def _work_of(self, batch: WriteBatch) -> _Work:
         layout = FrameLayout.of_ranges(batch.plan.spans.offset, batch.plan.range_bytes)
@@ -213,7 +215,8 @@ class _Writer:
             work.fresh = work.fresh[:count]
             room -= count * size
             if count:
-                block = blocks.enter_context(self._state.blocks.block(count * size))
+                lent = self._state.blocks.block(count * size, is_left=lambda: self._is_late)
+                block = blocks.enter_context(lent)
                 work.rows = block[: count * size].reshape(count, size)
                 positions = np.array(work.fresh)
                 frame_pages(
@@ -271,6 +274,7 @@ class _Writer:
             raise
         except StoreError as error:
             # What was ended is there and said to be; the rest has failed, and may still appear, whole.
+            self._is_late = isinstance(error, StoreTimeoutError)
             self._note(f"not everything was stored: {error}")
             self._drop_begun()
 
