@@ -18,7 +18,7 @@ from kvlinker.store import ReadStatus, Store
 from kvlinker.testing.layered_pages import LayeredPages
 from kvlinker.testing.shelves import Shelf, allow, object_keys
 from kvlinker.testing.waiting import wait_for
-from kvlinker_s3 import S3StoreOptions
+from kvlinker_s3 import S3StoreOptions, half_written
 from kvlinker_s3.directory_values import DirectoryValues
 from kvlinker_s3.lanes import Lane
 from kvlinker_s3.names import Names
@@ -259,3 +259,20 @@ def test_a_file_that_the_system_refuses_is_an_error_that_names_the_store(
 
     with pytest.raises(StoreError, match=f"{tmp_path.as_uri()}/kvlinker, loads: a request failed"):
         shelf.read([key])
+
+
+class UntoldEntry:
+    """What lies in a folder of a file system whose listings do not say what it is, and that is closed to us."""
+
+    name = path = "0" * 24
+
+    def is_dir(self, *, follow_symlinks: bool) -> bool:
+        raise PermissionError(follow_symlinks)
+
+
+def test_a_directory_with_something_in_it_that_cannot_be_told_is_opened_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_written, "entries_of", lambda _: [UntoldEntry()])
+
+    assert half_written.sweep(tmp_path.as_uri(), "kvlinker") == 0

@@ -46,10 +46,15 @@ def sweep(url: str, prefix: str) -> int:
 def _folders(root: str) -> Iterator[str]:
     """Yield the folders that objects are in: 256 for each namespace."""
     for namespace in _entries(root):
-        if namespace.is_dir(follow_symlinks=False):
-            for folder in _entries(namespace.path):
-                if folder.is_dir(follow_symlinks=False):
-                    yield folder.path
+        if _is_folder(namespace):
+            yield from (folder.path for folder in _entries(namespace.path) if _is_folder(folder))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    # A file system whose listings do not say it is asked for each entry, which may be gone or closed to us.
+    with suppress(OSError):
+        return entry.is_dir(follow_symlinks=False)
+    return False
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
