@@ -139,15 +139,19 @@ def make_prompt(length: int, *, seed: str = "") -> list[int]:
 
 
 def _check(name: str, truth: _Truth, answer: Answer, *, device: int, host: int) -> None:
-    """Compare tokens with the cold ones, and of a hit every bit of the log-probabilities with the device hit's."""
+    """Compare tokens and every bit of the log-probabilities, of a hit with the device hit's.
+
+    Where a hit begins is where a pass does, and another pass rounds otherwise: on some processors the engine's own
+    device hit answers with another token of two that are as likely, and a linker has to answer as that does.
+    """
     cached = answer.device_tokens, answer.host_tokens
     if cached != (device, host):
         msg = f"{name}: {cached} tokens came from device and linker, not {(device, host)}"
         raise WrongAnswerError(msg)
     same = truth.hit if device or host else truth.cold
     answered = len(answer.tokens)
-    if answer.tokens != truth.cold.tokens[:answered]:
-        msg = f"{name} answers {answer.tokens}, and without a cache {truth.cold.tokens}"
+    if answer.tokens != same.tokens[:answered]:
+        msg = f"{name} answers {answer.tokens}, and the engine without a linker {same.tokens}"
         raise WrongAnswerError(msg)
     if answer.logprobs != same.logprobs[:answered]:
         msg = f"{name} has log-probabilities {answer.logprobs}, not {same.logprobs}"

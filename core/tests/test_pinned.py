@@ -143,10 +143,10 @@ def test_pinned_objects_can_be_deleted_and_make_room_for_other_pins(inner: Memor
 
 
 def test_leases_are_renewed_before_they_end_and_end_with_the_store(inner: MemoryStore) -> None:
-    store = pinning(inner, named=True, seconds=0.3)
+    store = pinning(inner, named=True, seconds=1.5)
     shelf, keys = Shelf(store), object_keys(2)
     shelf.stock(keys)
-    end = time.monotonic() + 1.0
+    end = time.monotonic() + 3.0
     while time.monotonic() < end:
         crowd(shelf)
         assert inner.exists(keys) == (True, True)
@@ -206,7 +206,7 @@ def test_a_hold_that_fails_fails_no_write_and_no_read(inner: MemoryStore) -> Non
 def test_a_renewal_that_fails_keeps_the_leases_and_is_tried_again(inner: MemoryStore) -> None:
     rules = [Rule(call=Call.HOLD, fault=Raise(error=StoreError("no holds now")), first=2, times=1)]
     faulty = FaultStore(inner, rules)
-    store = pinning(faulty, named=True, seconds=0.6)
+    store = pinning(faulty, named=True, seconds=1.5)
     shelf, keys = Shelf(store), object_keys(2)
     shelf.stock(keys)
 
@@ -296,13 +296,13 @@ def test_a_hold_that_raises_anything_fails_no_read_and_takes_no_room() -> None:
 
 def test_pins_are_renewed_after_a_renewal_that_raised_anything() -> None:
     inner, keys = Unwilling(capacity_bytes=10 * PAGE), object_keys(2)
-    store = pinning(inner, named=True, seconds=0.6)
+    store = pinning(inner, named=True, seconds=2.0)
     shelf = Shelf(store)
     shelf.stock(keys)
     inner.refusals = 1
     wait_for(lambda: not inner.refusals, "the last refusal")
 
-    end = time.monotonic() + 1.5  # longer than any lease that was not renewed
+    end = time.monotonic() + 3.0  # longer than any lease that was not renewed
     while time.monotonic() < end:
         crowd(shelf)
 

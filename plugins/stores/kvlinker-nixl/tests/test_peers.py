@@ -32,7 +32,7 @@ def open_store() -> Iterator[OpenStore]:
     stores: list[SlotStore] = []
 
     def open_it(server: str, **options: object) -> SlotStore:
-        quick = {"connect_seconds": 0.5, "transfer_seconds": 1.0, "pause_seconds": 0.3}
+        quick = {"connect_seconds": 1.5, "transfer_seconds": 3.0, "pause_seconds": 0.3}
         found = NixlStoreOptions.of_config({"backend": "UCX", "server": server, **quick, **options})
         store = open_nixl_store(found)
         assert isinstance(store, SlotStore)
