@@ -199,8 +199,10 @@ def test_every_module_of_the_engine_tests_is_in_their_readme_and_no_other() -> N
 
 def test_the_least_hit_by_default_is_the_length_from_which_restoring_was_measured_to_pay() -> None:
     measured = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    found = re.findall(r"Restoring is faster in every round from ([\d,]+) tokens on", measured)
+    found = re.findall(
+        r"[Rr]estoring (?:is|was) faster in every round from ([\d,]+) tokens on", measured
+    )
 
-    assert [int(tokens.replace(",", "")) for tokens in found] == [
-        WorkerConfig.model_fields["min_hit_tokens"].default
-    ]
+    assert len(found) == 2, "on two machines, of which the slower decides"
+    lengths = [int(tokens.replace(",", "")) for tokens in found]
+    assert max(lengths) == WorkerConfig.model_fields["min_hit_tokens"].default
