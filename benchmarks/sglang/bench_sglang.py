@@ -74,7 +74,7 @@ def measure(scale: Scale) -> Report:
     """Start an engine, ask, and return what was found.
 
     Raises:
-        WrongAnswerError: a variant answers otherwise than the engine without a cache.
+        WrongAnswerError: a variant answers otherwise than the engine without a linker.
     """
     busy = f"Load average of the machine before the run: {os.getloadavg()[0]:.1f}."
     with tempfile.TemporaryDirectory() as name:

@@ -22,7 +22,7 @@ FIRST_PLAIN_TOKEN = 3
 
 
 class WrongAnswerError(Exception):
-    """A variant does not answer as the engine does without a cache, or did not restore what it should have."""
+    """A variant does not answer as the engine does without a linker, or did not restore what it should have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
