@@ -35,6 +35,20 @@ class LyingClient(FakeClient):
         return object.__getattribute__(self, name)
 
 
+class BeginningLiar(FakeClient):
+    """Begins writes, and says something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lies: list[object] = []
+
+    def batch_put_session_start(
+        self, keys: list[str], sizes: list[int], config: object
+    ) -> list[int]:
+        codes = super().batch_put_session_start(keys, sizes, config)
+        return self.lies.pop() if self.lies else codes  # type: ignore[return-value]  # it lies
+
+
 @pytest.mark.parametrize(
     "answer",
     [None, {"": []}, [1], {"*": [None]}, {"*": None}],
@@ -186,4 +200,21 @@ def test_t4_a_write_that_is_refused_for_a_wrong_count_keeps_no_other_writer_out(
 
     assert not fake.writing
     fake.lies_in = ""
+    assert shelf.write(keys) == (WRITTEN,) * 2
+
+
+@pytest.mark.parametrize("answer", [None, [0], [0, 0, 0]], ids=str)
+@pytest.mark.parametrize("staged", [True, False])
+def test_t4_names_that_may_have_been_begun_are_given_up_where_the_answer_does_not_say_which(
+    answer: object, *, staged: bool
+) -> None:
+    fake = BeginningLiar()
+    shelf = Shelf(open_fake(fake, staged=staged, reads="whole" if staged else "ranged"))
+    keys = object_keys(2)
+    fake.lies = [answer]
+
+    with pytest.raises(StoreContractError, match="put start of 2 objects was answered with"):
+        shelf.write(keys)
+
+    assert not fake.writing
     assert shelf.write(keys) == (WRITTEN,) * 2

@@ -325,21 +325,26 @@ class Client:
         """
         self._revoke_stuck(names)
         asked = list(names)
-
-        def begun(codes: list[int]) -> list[str]:
-            return [name for name, code in zip(asked, codes, strict=False) if code == Code.DONE]
-
         codes = self.calls.ask(
             "put start",
             lambda: self._raw.batch_put_session_start(asked, [size] * len(asked), self._config),
             seconds=self._options.answer_seconds,
-            on_late=lambda codes: self._raw_revoke(begun(codes)),
+            on_late=lambda codes: self._give_up(asked, codes),
         )
         try:
             return self._checked("put start", codes, len(asked))
-        except StoreError:
-            self.revoke(begun(codes))
+        except (StoreError, StoreContractError):
+            begun = _begun(asked, codes)
+            self.revoke(asked if begun is None else begun)
             raise
+
+    def _give_up(self, names: list[str], codes: object) -> None:
+        """Give up what an answer says was begun that came when nobody waited for it any more."""
+        begun = _begun(names, codes)
+        if begun is None:
+            self.revoke(names)
+        else:
+            self._raw_revoke(begun)
 
     def put_ranges(self, part: CallPart, *, from_pools: bool) -> list[int]:
         """Write ranges of objects that were begun; bytes or codes by position.
@@ -475,6 +480,13 @@ def _await_life(door: socket.socket) -> None:
 def _leave_late(raw: RawClient, code: int) -> None:
     if not code:
         raw.close()
+
+
+def _begun(names: list[str], codes: object) -> list[str] | None:
+    """Return which names were begun, by an answer for each; None where it is none, and any may have been."""
+    if not isinstance(codes, list) or len(codes) != len(names):
+        return None
+    return [name for name, code in zip(names, codes, strict=True) if code == Code.DONE]
 
 
 def _parts(names: Sequence[str]) -> Iterator[list[str]]:
