@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socketserver
 import threading
 import time
@@ -17,6 +18,7 @@ from kvlinker.errors import StoreError, StoreTimeoutError
 from kvlinker.store import ReadStatus
 from kvlinker.testing.shelves import Shelf, object_keys
 from kvlinker.testing.waiting import wait_for
+from kvlinker_redis import store as redis_store
 
 OK = ReadStatus.OK
 
@@ -46,7 +48,6 @@ INFO = b"used_memory:1000\r\nmaxmemory:0\r\ncluster_enabled:0\r\n"
 ANSWERS = {
     b"INFO": b"$%d\r\n%b\r\n" % (len(INFO), INFO),
     b"DBSIZE": b":3\r\n",
-    b"SCAN": b"*2\r\n$1\r\n7\r\n*0\r\n",
 }
 
 
@@ -58,6 +59,7 @@ class Scripted(socketserver.ThreadingTCPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answering)
         self.answers = dict(ANSWERS)
+        self.scans: Iterator[bytes] = itertools.repeat(b"*2\r\n$1\r\n7\r\n*0\r\n")
         self.connected = set[object]()
 
     @property
@@ -71,7 +73,8 @@ class _Answering(socketserver.StreamRequestHandler):
         self.server.connected.add(self)
         while line := self.rfile.readline():
             words = [self._word() for _ in range(int(line[1:]))]
-            self.wfile.write(self.server.answers.get(words[0], b"+OK\r\n"))
+            answer = self.server.answers.get(words[0], b"+OK\r\n")
+            self.wfile.write(next(self.server.scans) if words[0] == b"SCAN" else answer)
         self.server.connected.remove(self)
 
     def _word(self) -> bytes:
@@ -94,6 +97,17 @@ def test_t6_a_server_that_lists_its_keys_without_end_is_not_asked_for_ever(
     store = open_store(scripted)
 
     with pytest.raises(StoreError, match=r"lists its keys in a circle, SCAN 7 came again"):
+        store.stats()
+
+
+def test_t6_a_server_that_invents_cursors_is_not_asked_for_ever(
+    scripted: Scripted, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(scripted)
+    scripted.scans = (b"*2\r\n$4\r\n%04d\r\n*0\r\n" % cursor for cursor in itertools.count(1))
+    monkeypatch.setattr(redis_store, "MOST_STEPS", 20)
+
+    with pytest.raises(StoreError, match=r"does not end listing its keys, after 20 steps"):
         store.stats()
 
 

@@ -13,10 +13,12 @@ from kvlinker_redis.state import StoreState
 from kvlinker_redis.wire import Command, Reply
 from kvlinker_redis.writing import MAX_OBJECT_BYTES, RedisWrite
 
-__all__ = ["RedisStore"]
+__all__ = ["MOST_STEPS", "RedisStore"]
 
 _SCAN_COUNT = 2000
 """Keys that a server looks at in one step: about a millisecond, in which it answers nobody else."""
+MOST_STEPS = 1 << 22
+"""Of one listing: a server has 2**32 keys at most, and looks at 2000 of them in a step."""
 _QUESTIONS: Sequence[Command] = (("INFO", "cluster"), ("INFO", "memory"), ("DBSIZE",))
 _COUNTED_KEYS = 5 * _SCAN_COUNT
 """Up to so many keys in a database are counted one by one: whoever asks for figures asks again every few seconds."""
@@ -124,6 +126,9 @@ class RedisStore(FramedStore):
             while cursor:
                 if cursor in passed:
                     msg = f"{lane}: the server lists its keys in a circle, SCAN {cursor} came again"
+                    raise StoreError(msg)
+                if len(passed) == MOST_STEPS:
+                    msg = f"{lane}: the server does not end listing its keys, after {MOST_STEPS} steps"
                     raise StoreError(msg)
                 passed.add(cursor)
                 step: Command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
