@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -56,6 +57,29 @@ def test_what_is_asked_for_ahead_of_many_objects_is_no_more_than_may_be_in_memor
             taken += layer_bytes * len(one.numbers)
 
     assert taken == sum(answered) == len(KEYS) * len(ranges) * layer_bytes
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(10, 0), (2, 8)])
+def test_gaps_that_are_read_along_count_among_what_may_be_in_memory(
+    server: S3Server, prefix: str, wanted: int, expected: int
+) -> None:
+    ranges = [(at * (100 << 10), 1 << 10) for at in range(wanted + expected)]
+    answered: list[int] = []
+    given = 0
+    with (
+        proxy_to(server.port) as proxy,
+        values_at(proxy, prefix, bytes(1000 << 10)) as values,
+    ):
+        proxy.after = lambda _, answer: answered.append(len(answer.body))
+
+        # Whoever is slow with the first gets no more than there is room for meanwhile.
+        for one in values.fetch(KEYS, ranges[:wanted], expected=ranges[wanted:]):
+            given += len(one.numbers)
+            if given == len(one.numbers):
+                time.sleep(0.3)
+                assert sum(answered) <= 2 * CALL_BYTES
+
+    assert given == len(KEYS) * len(ranges)
 
 
 def test_t4_what_is_guessed_comes_range_by_range_also_where_several_are_asked_for_at_once(

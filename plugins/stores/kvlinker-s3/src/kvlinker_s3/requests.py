@@ -20,6 +20,7 @@ __all__ = [
     "delete",
     "put",
     "ranges_of",
+    "read_bytes",
     "size_of",
 ]
 
@@ -112,6 +113,11 @@ def ranges_of(name: str, ranges: Sequence[Range]) -> Request[list[memoryview] | 
         ]
 
     return ask
+
+
+def read_bytes(ranges: Sequence[Range]) -> int:
+    """Return the bytes that `ranges_of` has in memory for one object, with the gaps that are read along."""
+    return sum(end - start for start, end in _runs_of(ranges))
 
 
 def _runs_of(ranges: Sequence[Range]) -> list[tuple[int, int]]:

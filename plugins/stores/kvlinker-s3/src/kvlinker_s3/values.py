@@ -11,7 +11,7 @@ from kvlinker_s3.lanes import Asked, Lane
 from kvlinker_s3.listings import Listing
 from kvlinker_s3.names import Names
 from kvlinker_s3.object_values import ObjectValues, groups_of, together
-from kvlinker_s3.requests import begin_of, delete, ranges_of, size_of
+from kvlinker_s3.requests import begin_of, delete, ranges_of, read_bytes, size_of
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -55,12 +55,19 @@ class S3Values(ObjectValues):
         names = self._names.of_objects(keys)
         everything = [*ranges, *expected]
         # No more than half of what may be in memory at once, so that some can be on their way while others are used.
-        groups = groups_of(len(names), everything, len(ranges), self._call_bytes // 2)
+        most = self._call_bytes // 2
+        groups = [
+            group
+            for some in groups_of(len(names), everything, len(ranges), most)
+            for group in _split(
+                some, everything, 1 if some.start < len(ranges) else len(names), most
+            )
+        ]
         asked: list[Asked[list[memoryview] | None]] = []
         parts: list[tuple[slice, slice]] = []
         for group in groups:
             chosen = everything[group]
-            size = sum(size for _, size in chosen)
+            size = read_bytes(chosen)
             for part, each in together(len(names), size, self._together_bytes):
                 parts.append((group, part))
                 requests = [ranges_of(name, chosen) for name in names[part]]
@@ -131,6 +138,16 @@ class S3Values(ObjectValues):
     def remove(self, keys: Sequence[ObjectKey]) -> None:
         """See NamedValues."""
         self._lane.run([delete([name]) for name in self._names.of_objects(keys)])
+
+
+def _split(group: slice, ranges: Sequence[Range], count: int, most_bytes: int) -> Iterator[slice]:
+    """Yield a group of ranges as groups that are not too long for `count` objects with the gaps that are read along."""
+    if group.stop - group.start == 1 or count * read_bytes(ranges[group]) <= most_bytes:
+        yield group
+        return
+    middle = (group.start + group.stop) // 2
+    for half in (slice(group.start, middle), slice(middle, group.stop)):
+        yield from _split(half, ranges, count, most_bytes)
 
 
 def _fetched(
