@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 from kvlinker.description import RankAxis
 from kvlinker.entries import DevicePoolEntry
-from kvlinker.errors import ContractError
+from kvlinker.errors import ContractError, StalePoolError
 from kvlinker.pools import DevicePoolGroup
 from kvlinker.spans import BufferSpan, MemoryRegion
 from kvlinker.transfers import HitPolicy, PoolTransfer, ResolutionStatus
@@ -140,6 +142,33 @@ def test_a_group_shows_its_entries_their_sources_and_its_memory() -> None:
     assert made.sources == {"kv": "kv", "index": "kv"}
     assert made.regions == (region,)
     assert made.layer_range == (0, 2)
+
+
+def test_a_group_that_is_given_up_keeps_no_memory_that_it_has_shown() -> None:
+    memory = torch.zeros(64, 8, dtype=torch.uint8)
+    kept = weakref.ref(memory)
+    made = group(
+        entry(components=((BufferSpan.from_tensor(memory),),), layer_mapping={0: 0}), num_layers=1
+    )
+    assert made.regions is made.regions, "they are asked for by every load"
+
+    made.close()
+    del memory
+
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(StalePoolError, match="the group was closed"):
+        _ = made.regions
+
+
+def test_regions_are_refused_once_one_of_the_pools_is_given_up() -> None:
+    made = group(first := entry(), entry("index", "kv"))
+    assert made.regions == ()
+
+    first.retire("its buffer moved")
+
+    with pytest.raises(StalePoolError, match=r"'kv'.* its buffer moved"):
+        _ = made.regions
 
 
 # ---- G2: resolution ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -65,6 +65,11 @@ _PREFIX = np.dtype(
 _RANGE = np.dtype([("offset", "<u8"), ("size", "<u8"), ("checksum", "<u8")])
 _CHECKED_FROM = 16
 """Where the bytes begin that the header's checksum covers."""
+_PREFIX_WORDS = PREFIX_BYTES // 8
+_RANGE_WORDS = _RANGE.itemsize // 8
+_CHECKSUM_WORD = 1
+_KEY_WORDS = slice(4, 4 + OBJECT_KEY_BYTES // 8)
+"""Where a prefix has its checksum and its key, in words of 8 bytes."""
 
 
 def header_bytes(ranges: int) -> int:
@@ -283,28 +288,52 @@ def _as_expected(
     So it is nearly always, and found out by a few comparisons of words, where loads wait for it.
     """
     words = raw.view("<u8")
-    expected = np.zeros((len(keys), PREFIX_BYTES), dtype=np.uint8).view(_PREFIX)[:, 0]
-    expected["magic"], expected["version"], expected["ranges"] = _MAGIC, FRAME_VERSION, ranges
-    expected["payload_bytes"], expected["fingerprint_bytes"] = payload_bytes, len(fingerprint)
-    expected["key"], expected["fingerprint"] = _key_words(keys), _fingerprint_words(fingerprint)
-    expected["header_checksum"] = sums
-    first, behind = PREFIX_BYTES // 8, PREFIX_BYTES // 8 + 3 * ranges
-    table = words[:, first:behind].reshape(len(keys), ranges, 3)
+    expected = np.empty((len(keys), _PREFIX_WORDS), dtype="<u8")
+    expected[:] = _prefix_words(ranges, payload_bytes, fingerprint)
+    expected[:, _CHECKSUM_WORD] = sums
+    expected[:, _KEY_WORDS] = _key_words(keys)
+    behind = _PREFIX_WORDS + _RANGE_WORDS * ranges
+    table = words[:, _PREFIX_WORDS:behind].reshape(len(keys), ranges, _RANGE_WORDS)
     is_expected = (
         len(keys)
-        and np.array_equal(words[:, :first], expected.view("<u8").reshape(len(keys), first))
+        and np.array_equal(words[:, :_PREFIX_WORDS], expected)
         and (table[1:, :, :2] == table[0, :, :2]).all()
-        and _tiles(table[:1, :, 0], table[:1, :, 1], payload_bytes).all()
     )
-    if not is_expected:
+    columns = _tiling(table[0, :, :2].tobytes(), payload_bytes) if is_expected else None
+    if columns is None:
         return None
-    columns = table[0, :, :2].astype(np.int64)
     return FrameHeaders(
         status=np.full(len(keys), FrameStatus.INTACT, dtype=np.uint8),
-        offsets=np.broadcast_to(columns[:, 0], (len(keys), ranges)),
-        sizes=np.broadcast_to(columns[:, 1], (len(keys), ranges)),
+        offsets=np.broadcast_to(columns[0], (len(keys), ranges)),
+        sizes=np.broadcast_to(columns[1], (len(keys), ranges)),
         checksums=np.ascontiguousarray(table[:, :, 2]),
     )
+
+
+@lru_cache(maxsize=64)
+def _prefix_words(ranges: int, payload_bytes: int, fingerprint: bytes) -> NDArray[np.uint64]:
+    """Return what a prefix has beside its checksum and its key: the same for all objects of a layout."""
+    prefix = np.zeros(1, dtype=_PREFIX)
+    prefix["magic"], prefix["version"], prefix["ranges"] = _MAGIC, FRAME_VERSION, ranges
+    prefix["payload_bytes"], prefix["fingerprint_bytes"] = payload_bytes, len(fingerprint)
+    prefix["fingerprint"] = _fingerprint_words(fingerprint)
+    words = prefix.view("<u8")
+    words.setflags(write=False)
+    return words
+
+
+@lru_cache(maxsize=64)
+def _tiling(table: bytes, payload_bytes: int) -> NDArray[np.int64] | None:
+    """Return the offsets and sizes of a table of both, as rows of an array; None where they do not tile a payload.
+
+    Kept, since an engine's objects have a few tables, and each load reads one of them.
+    """
+    columns = np.frombuffer(table, dtype="<u8").reshape(-1, 2)
+    if not _tiles(columns[None, :, 0], columns[None, :, 1], payload_bytes).all():
+        return None
+    tiling = np.ascontiguousarray(columns.T, dtype=np.int64)
+    tiling.setflags(write=False)
+    return tiling
 
 
 def read_range_count(prefix: bytes | memoryview) -> int | None:

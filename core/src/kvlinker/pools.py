@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -80,6 +81,10 @@ class DevicePoolGroup:
         self.sources: Mapping[str, str] = MappingProxyType(
             {entry.name: entry.indices_from_pool for entry in self.entries}
         )
+        self._keeping = threading.RLock()
+        self._regions: tuple[MemoryRegion, ...] | None = (
+            None  # made when asked for, kept until given up
+        )
         self.fingerprint = self._digest()
         """16 bytes that change with anything that determines the bytes of an object."""
 
@@ -121,8 +126,18 @@ class DevicePoolGroup:
 
     @property
     def regions(self) -> tuple[MemoryRegion, ...]:
-        """The distinct allocations behind all entries, for stores that register memory."""
-        return unique_regions(span for entry in self.entries for span in entry.spans)
+        """The distinct allocations behind all entries, for stores that register memory.
+
+        Raises StalePoolError once the memory was given up.
+        """
+        for entry in self.entries:
+            entry.check_live()
+        if (known := self._regions) is not None:
+            return known
+        with self._keeping:
+            self.check_live()
+            self._regions = unique_regions(span for entry in self.entries for span in entry.spans)
+            return self._regions
 
     # ---- transfers ----------------------------------------------------------------------------
 
@@ -226,5 +241,7 @@ class DevicePoolGroup:
 
     def _retire(self, reason: str) -> None:
         self._life.end(reason)
+        with self._keeping:
+            self._regions = None
         for entry in self.entries:
             entry.retire(reason)

@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from kvlinker.errors import ContractError, StalePoolError
 from kvlinker.integers import as_integer
+from kvlinker.protocols import Implementers
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +41,9 @@ class AddressedOwner(Protocol):
     def data_ptr(self) -> int:
         """Return the address of the first element."""
         ...
+
+
+_ADDRESSED = Implementers(AddressedOwner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +190,9 @@ class BufferSpan:
         region = self.region
         if region is None or region.owner_ptr is None:
             return
-        if not isinstance(region.owner, AddressedOwner):
+        if not _ADDRESSED.has_type_of(region.owner):
             return
-        now = _address_of(region.owner)
+        now = _address_of(cast("AddressedOwner", region.owner))
         if now != region.owner_ptr:
             place = "nowhere" if now is None else f"{now:#x}"
             msg = (

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, Self, TypeAlias, overload, runtime_checkable
+from typing import Protocol, Self, TypeAlias, cast, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.errors import ContractError
+from kvlinker.protocols import Implementers
 
 __all__ = [
     "HitPolicy",
@@ -76,12 +77,15 @@ def as_index_array(indices: object, *, pool: str) -> IndexArray:
     return array.astype(np.int64)
 
 
+_TENSORS = Implementers(TensorIndices)
+
+
 def _as_array(indices: object, pool: str) -> NDArray[np.generic]:
     try:
         if isinstance(indices, np.ndarray):  # first: the next test costs more than many calls do
             return indices
-        if isinstance(indices, TensorIndices):
-            return np.asarray(indices.detach().cpu().numpy())
+        if _TENSORS.has_type_of(indices):
+            return np.asarray(cast("TensorIndices", indices).detach().cpu().numpy())
         if isinstance(indices, Sequence) and not isinstance(indices, str | bytes):
             return _sequence_as_array(indices)
     except (TypeError, ValueError, RuntimeError) as error:
