@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Unpack
 
 from kvlinker.device import DeviceEvent
@@ -51,6 +53,8 @@ PATIENT = LinkerOptions(
 )
 """Deadlines that no test reaches: what a test waits for comes, or the test fails."""
 _LIMIT_SECONDS = 30.0
+_STAY_SECONDS = 0.05
+"""Longer than any short deadline of the tests behind which a call must go on waiting."""
 
 
 class Waiter:
@@ -58,17 +62,30 @@ class Waiter:
 
     def __init__(self, wait: Callable[[], object]) -> None:
         self.answer: object = None
+        self._begun = threading.Event()
 
         def run() -> None:
+            self._begun.set()
             self.answer = wait()
 
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
     def still_waits(self) -> bool:
-        """Whether it has not returned; it was given the time to."""
-        self._thread.join(0.02)
+        """Whether it has not returned, but has come to a place where it stays: a thread that is late is waited for."""
+        assert self._begun.wait(_LIMIT_SECONDS)
+        wait_for(self._stays, "the end of the call, or a place where it stays")
         return self._thread.is_alive()
+
+    def _stays(self) -> bool:
+        before = self._place()
+        self._thread.join(_STAY_SECONDS)
+        return self._place() == before
+
+    def _place(self) -> tuple[CodeType, int] | None:
+        """Return the instruction that the thread is at; None once it has ended."""
+        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001  # documented, for debuggers
+        return None if frame is None else (frame.f_code, frame.f_lasti)
 
     def returns(self) -> bool:
         """Whether it returns."""

@@ -116,6 +116,7 @@ def test_a_deadline_that_is_no_time_is_refused() -> None:
 def test_without_any_plugin_it_says_what_to_install(
     site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run("plugins", "--deadline", "0")  # the command line imports more when it is first used
     monkeypatch.setattr(sys, "path", [str(site.folder)])
 
     outcome = run("plugins")

@@ -73,10 +73,16 @@ def test_p01_a_plugin_that_hangs_when_it_is_imported_is_reported_and_ended(
     """
     site.install("fake-bad", {"bad": "fake_bad"}, modules={"fake_bad": source})
 
-    bad = probed("bad", deadline_s=4)["bad"]
+    deadline_s = 2
+    bad = probed("bad", deadline_s=deadline_s)["bad"]
+    if not started.exists() or not started.read_text():  # a machine that did not come to the import
+        deadline_s = 60
+        bad = probed("bad", deadline_s=deadline_s)["bad"]
 
     assert bad.status is PluginStatus.BROKEN
-    assert bad.reason == "loading it did not finish within 4 s; it hangs when it is imported"
+    assert bad.reason == (
+        f"loading it did not finish within {deadline_s} s; it hangs when it is imported"
+    )
     with pytest.raises(ProcessLookupError):
         os.kill(int(started.read_text()), 0)
 

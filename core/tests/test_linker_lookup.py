@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,6 +11,7 @@ from linker_rig import (
     FAMILIES,
     NAMESPACE,
     PATIENT,
+    Rig,
     errors_of,
     linked,
     prompts,
@@ -41,6 +43,31 @@ from kvlinker.transfers import HitPolicy, PoolTransfer
 
 KEYS = page_keys(6)
 IMPATIENT = replace(PATIENT, lookup_seconds=0.2, breaker_seconds=1000)
+
+
+@contextmanager
+def given_up_in(
+    call: Call,
+    *,
+    family: Family = Family.DSA,
+    then: Iterable[Rule] = (),
+    times: int | None = None,
+    breaker_seconds: float = 1000,
+) -> Iterator[tuple[Rig, Gate]]:
+    """Give a linker that has given a lookup up while the store hung in a call, which goes on once the gate opens.
+
+    Where the lookup did not come to the call in its time, another one has more.
+    """
+    for seconds in (IMPATIENT.lookup_seconds, 2.0, 20.0):
+        options = replace(IMPATIENT, lookup_seconds=seconds, breaker_seconds=breaker_seconds)
+        with linked(family, options=options) as rig, Gate(limit_seconds=60) as gate:
+            rig.keep(KEYS)
+            rig.store.script.add(Rule(call=call, fault=Hang(gate=gate), times=times), *then)
+            assert rig.linker.lookup("a", rig.asked(KEYS)) == []
+            if gate.arrived:
+                yield rig, gate
+                return
+    pytest.fail(f"the lookup never came to {call}")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -222,11 +249,8 @@ def test_l2_a_late_store_is_a_miss() -> None:
 
 
 def test_l3_an_answer_that_comes_too_late_lets_go_of_its_hold() -> None:
-    with linked(options=IMPATIENT) as rig:
-        rig.keep(KEYS)
-        with Gate() as gate:
-            rig.store.script.add(Rule(call=Call.HOLD, fault=Hang(gate=gate)))
-            assert rig.linker.lookup("a", rig.asked(KEYS)) == []
+    with given_up_in(Call.HOLD) as (rig, gate):
+        gate.open()
 
         wait_for(lambda: rig.store.count(Call.RELEASE) == 1, "the release of the late hold")
         rig.assert_at_rest()
@@ -234,12 +258,9 @@ def test_l3_an_answer_that_comes_too_late_lets_go_of_its_hold() -> None:
 
 @pytest.mark.parametrize("family", [Family.DSA, Family.MHA], ids=["another pool", "a hold"])
 def test_l2_a_lookup_that_nobody_waits_for_asks_no_more(family: Family) -> None:
-    with linked(family, options=replace(IMPATIENT, breaker_seconds=0.001)) as rig:
-        rig.keep(KEYS)
-        with Gate() as gate:
-            rig.store.script.add(Rule(call=Call.EXISTS, fault=Hang(gate=gate), times=1))
-            rig.linker.lookup("a", rig.asked(KEYS))
-            asked = rig.store.count(Call.EXISTS)
+    with given_up_in(Call.EXISTS, family=family) as (rig, gate):
+        asked = rig.store.count(Call.EXISTS)
+        gate.open()
         wait_for(lambda: not threads_named("kvlinker-lookup"), "the end of the late lookup")
 
         assert rig.store.count(Call.EXISTS) == asked
@@ -247,14 +268,9 @@ def test_l2_a_lookup_that_nobody_waits_for_asks_no_more(family: Family) -> None:
 
 
 def test_l1_a_lookup_that_fails_late_is_reported_once() -> None:
-    with linked(options=IMPATIENT) as rig:
-        rig.keep(KEYS)
-        with Gate() as gate:
-            rig.store.script.add(
-                Rule(call=Call.EXISTS, fault=Hang(gate=gate)),
-                Rule(call=Call.EXISTS, fault=Raise(error=OSError("gone"))),
-            )
-            assert rig.linker.lookup("a", rig.asked(KEYS)) == []
+    gone = Rule(call=Call.EXISTS, fault=Raise(error=OSError("gone")))
+    with given_up_in(Call.EXISTS, then=[gone]) as (rig, gate):
+        gate.open()
         wait_for(lambda: not threads_named("kvlinker-lookup"), "the end of the late lookup")
 
         assert errors_of(rig.linker) == {"lookup_errors": 1}
@@ -277,10 +293,7 @@ def test_l9_with_every_worker_hung_lookups_are_misses_at_once(
 
 
 def test_t6_a_dead_store_costs_one_timeout_and_not_one_per_call() -> None:
-    with linked(options=IMPATIENT) as rig, Gate() as gate:
-        rig.keep(KEYS)
-        rig.store.script.add(Rule(call=Call.EXISTS, fault=Hang(gate=gate)))
-        rig.linker.lookup("a", rig.asked(KEYS))
+    with given_up_in(Call.EXISTS) as (rig, gate):
         asked = rig.store.count(Call.EXISTS)
 
         answers = [rig.linker.lookup(f"b{i}", rig.asked(KEYS)) for i in range(20)]
@@ -293,12 +306,8 @@ def test_t6_a_dead_store_costs_one_timeout_and_not_one_per_call() -> None:
 
 
 def test_t6_a_store_that_is_up_again_is_found_out_by_one_try() -> None:
-    options = replace(IMPATIENT, breaker_seconds=0.02)
-    with linked(options=options) as rig:
-        rig.keep(KEYS)
-        with Gate() as gate:
-            rig.store.script.add(Rule(call=Call.EXISTS, fault=Hang(gate=gate), times=1))
-            assert rig.linker.lookup("a", rig.asked(KEYS)) == []
+    with given_up_in(Call.EXISTS, times=1, breaker_seconds=0.02) as (rig, gate):
+        gate.open()
 
         wait_for(lambda: rig.linker.lookup("a", rig.asked(KEYS)) != [], "an answer")
 

@@ -135,9 +135,12 @@ def test_l12_a_task_left_behind_in_a_store_that_hangs_keeps_no_pool_memory(call:
         rig.keep(KEYS)
         rig.store.script.add(Rule(call=call, fault=Hang(gate=gate)))
         if call is Call.READ:
-            assert not rig.linker.finish_layer_wise_loading(rig.start("a", KEYS))
+            index = rig.start("a", KEYS)
+            gate.wait_for_arrivals()
+            assert not rig.linker.finish_layer_wise_loading(index)
         else:
             rig.offer(page_keys(2, chain="other"), page=12)
+            gate.wait_for_arrivals()
             assert not rig.completion()
         pools.group.close()
 

@@ -200,6 +200,7 @@ def test_l7_an_offload_that_was_given_up_is_not_published(moment: Moment) -> Non
             late = Hang(gate=gate, moment=moment)
             rig.store.script.add(Rule(call=Call.WRITE, fault=late))
             rig.offer(KEYS)
+            gate.wait_for_arrivals()
             assert not rig.completion()
         wait_for(lambda: not threads_named("kvlinker-offload"), "the end of the late offload")
 
@@ -213,6 +214,7 @@ def test_l7_a_page_is_not_read_again_once_its_offload_was_given_up(call: Call) -
         with Gate() as gate:
             rig.store.script.add(Rule(call=call, fault=Hang(gate=gate)))
             rig.offer(KEYS)
+            gate.wait_for_arrivals()
             assert not rig.completion()
             mark, calls = rig.access.mark(), len(rig.store.records)
         wait_for(lambda: not threads_named("kvlinker-offload"), "the end of the late offload")

@@ -96,7 +96,7 @@ def test_l5_a_reset_before_any_call_of_the_store_leaves_nothing(calls: int) -> N
     [(Call.COPY_IN, n) for n in range(1, 7)] + [(Call.COPY_OUT, 1), (Call.COPY_OUT, 2)],
 )
 def test_l5_l7_a_reset_during_any_copy_waits_for_that_copy(end: Call, number: int) -> None:
-    with linked() as rig:
+    with linked(options=replace(PATIENT, quiesce_seconds=0.01)) as rig:
         rig.keep(KEYS)
         with Gate() as gate:
             rig.access.script.add(Rule(call=end, fault=Hang(gate=gate), first=number))

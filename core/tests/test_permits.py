@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from linker_rig import Waiter
 
 from kvlinker.device import HostAccess, HostObjects
 from kvlinker.errors import DeviceCopyError, StalePoolError, TransferRevokedError
@@ -32,6 +33,7 @@ from kvlinker.testing import (
     page_keys,
 )
 from kvlinker.testing.pool_memory import HostStagingBuffer
+from kvlinker.testing.waiting import wait_for
 
 KEYS = page_keys(2)
 
@@ -72,8 +74,7 @@ class RevokedMeanwhile(OpaqueAccess):
         self.started += 1
         if self.started == 1:
             self.revoker.start()
-            while not self.permit.is_revoked:
-                self.revoker.join(0.001)
+            wait_for(lambda: self.permit.is_revoked, "the revocation")
         return super().start_scatter(chunk, buffer)
 
 
@@ -114,23 +115,15 @@ def test_l5_revoking_waits_for_copies_under_way(transfer: Transfer) -> None:
     copier = threading.Thread(
         target=transfer.permitted.copy_in, args=(transfer.plan, transfer.host)
     )
-    revoked = threading.Event()
-
-    def revoke() -> None:
-        transfer.permit.revoke()
-        revoked.set()
 
     copier.start()
     gate.wait_for_arrivals()
-    revoker = threading.Thread(target=revoke)
-    revoker.start()
-    while not transfer.permit.is_revoked:
-        revoked.wait(0.001)
-    assert not revoked.is_set()
+    revoker = Waiter(transfer.permit.revoke)
+    assert revoker.still_waits()
+    assert transfer.permit.is_revoked
     gate.open()
-    revoker.join(30)
 
-    assert revoked.is_set()
+    assert revoker.returns()
     assert transfer.access.writes_since(transfer.access.mark()) == ()
     copier.join(30)
 

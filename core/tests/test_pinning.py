@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from linker_rig import Waiter
 
 from kvlinker.device import DeviceAccess, HostObjects, HostPin
 from kvlinker.errors import DeviceCopyError, TransferRevokedError
@@ -282,16 +283,16 @@ def test_l5_a_pin_is_released_only_when_no_copy_uses_it() -> None:
     slots = Slots(plan)
     pin = slots.pin(access)
 
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(1) as threads:
         copy = threads.submit(access.copy_in, plan, slots.host)
         access.gate.wait_for_arrivals()
-        release = threads.submit(pin.release)
-        with pytest.raises(TimeoutError):
-            release.result(timeout=0.05)
+        release = Waiter(pin.release)
+        assert release.still_waits()
         assert driver.pinned
         access.gate.open()
         copy.result()
-        assert release.result()
+        assert release.returns()
+        assert release.answer is True
 
     assert driver.pinned == {}
     access.copy_in(plan, slots.host)  # through buffers again

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
+from linker_rig import Waiter
 
 from kvlinker.device import DeviceAccess
 from kvlinker.errors import (
@@ -297,12 +297,12 @@ def test_closing_ends_the_wait_for_the_next_attempt() -> None:
         except StoreError as error:
             errors.append(error)
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
+    asking = Waiter(ask)
     wait_for(lambda: inner.script.fired, "the first question")
+    assert asking.still_waits()
     store.close()
-    thread.join(60)
 
+    assert asking.returns()
     assert [type(error) for error in errors] == [StoreClosedError]
     assert len(inner.script.fired) == 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from linker_rig import Waiter
 
 from kvlinker.device import HostAccess, HostObjects
 from kvlinker.entries import DevicePoolEntry
@@ -297,19 +297,17 @@ def test_closing_stops_a_running_copy_before_its_next_chunk() -> None:
     host, _ = host_slots(plan)
     access = OpaqueAccess(memory, staging_bytes=96 * BUFFERS)
     gate = Gate()
-    closer = threading.Thread(target=access.close)
 
     with ThreadPoolExecutor(1) as pool, gate:
         copy = pool.submit(access.copy_in, plan, host, check=gate.pass_through)
-        gate.wait_for_arrivals(1)
-        closer.start()
-        waiting = closer.is_alive()
+        gate.wait_for_arrivals()
+        closer = Waiter(access.close)
+        assert closer.still_waits()
         gate.open()
-    closer.join()
+        assert closer.returns()
 
-    error = copy.exception()
-    assert waiting
-    assert isinstance(error, TransferRevokedError) or (error is None and gate.arrived > 2)
+    assert isinstance(copy.exception(), TransferRevokedError)
+    assert gate.arrived == 1
     assert access.staging_bytes == 0
 
 

@@ -306,15 +306,15 @@ def test_a_copy_of_an_object_that_was_written_anew_meanwhile_settles_the_older_o
 
 
 def test_t6_objects_wait_for_a_far_store_that_is_down_and_arrive_when_it_is_back() -> None:
-    tiers = Tiers(pause_seconds=0.2)
-    tiers.far.script.add(
-        Rule(call=Call.WRITE, fault=Raise(error=StoreTimeoutError("no answer")), times=1)
-    )
+    tiers = Tiers(pause_seconds=0.02)
+    tiers.far.script.add(Rule(call=Call.WRITE, fault=Raise(error=StoreTimeoutError("no answer"))))
     keys = object_keys(3)
 
     assert tiers.shelf.write(keys) == (WRITTEN,) * 3
 
-    assert not tiers.store.flush(0.05)
+    wait_for(lambda: tiers.far.count(Call.WRITE) > 1, "another try")
+    assert not tiers.store.flush(0)
+    tiers.far.script.clear()
     assert tiers.store.flush(60)
     assert tiers.far_memory.exists(keys) == (True,) * 3
     assert tiers.count("write_back_dropped") == 0
@@ -353,14 +353,13 @@ def test_an_object_that_is_damaged_near_before_it_is_far_is_dropped_and_counted(
 
 def test_a_lease_that_runs_out_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvlinker.stores.pending.LEASE_SECONDS", 0.0)
-    tiers = Tiers(pause_seconds=0.2)
-    tiers.far.script.add(
-        Rule(call=Call.WRITE, fault=Raise(error=StoreTimeoutError("no answer")), times=1)
-    )
+    tiers = Tiers(pause_seconds=0.02)
+    tiers.far.script.add(Rule(call=Call.WRITE, fault=Raise(error=StoreTimeoutError("no answer"))))
 
     tiers.shelf.stock(object_keys(2))
 
     wait_for(lambda: tiers.near.count(Call.HOLD) > 2, "another hold")
+    tiers.far.script.clear()
     assert tiers.store.flush(60)
     assert tiers.near_memory.kept() == 0
 
