@@ -15,6 +15,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvlinker.named_values import Beginning, Range
 from kvlinker_s3.rooms import Room
 
@@ -103,6 +106,14 @@ class Directory:
             return [_begin(self.path_of(name), row) for name, row in zip(names, rows, strict=True)]
 
         return ask
+
+    def begun(self, names: Sequence[str], rows: NDArray[np.uint8]) -> list[Beginning | None]:
+        """Return the beginnings of objects, each read to a row of its own; None where there is none.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        return [_begin(self.path_of(name), row.data) for name, row in zip(names, rows, strict=True)]
 
     def ranges_of(
         self, names: Sequence[str], ranges: Sequence[Range], room: Room, first: int

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvlinker.host_blocks import HostBlocks
+from kvlinker.moving import current_mover
 from kvlinker.named_values import Beginning, Fetched, Range, RowViews, parts_of
 from kvlinker.store import ObjectKey
 from kvlinker_s3.directory import Directory
@@ -16,9 +24,20 @@ from kvlinker_s3.object_values import ObjectValues, groups_of, together
 from kvlinker_s3.requests import Request
 from kvlinker_s3.rooms import Room
 
-__all__ = ["DirectoryValues"]
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+__all__ = ["DirectoryValues", "Take"]
 
 _T = TypeVar("_T")
+Take: TypeAlias = Callable[[slice, NDArray[np.uint8], Sequence[Beginning | None]], None]
+"""Takes the beginnings of some values, which lie in rows of memory."""
+_TAKEN_BYTES = 4 << 20
+"""Read and taken by one thread, one time after the other: few enough to stay in the cache that threads share."""
+_TAKERS = 2
+"""Threads that do so: more take the cache from each other."""
+_FAST = 1_000_000_000
+"""Bytes in a second that come from the system's cache at least; from a disk or a network, more threads bring more."""
 _TOGETHER_BYTES = 8 << 20
 """Answers that are handed over together: they are copied while the processor still has them at hand."""
 _AHEAD = 4
@@ -41,6 +60,7 @@ class DirectoryValues(ObjectValues):
         self._directory = Directory(url)
         self._concurrency = concurrency
         self._together_bytes = min(_TOGETHER_BYTES, call_bytes // _AHEAD)
+        self._taken_bytes = min(_TAKEN_BYTES, call_bytes // _TAKERS)
         self._blocks = HostBlocks(_LARGEST_BLOCK, kept=_AHEAD + 1)
 
     # ---- reading ------------------------------------------------------------------------------
@@ -66,6 +86,58 @@ class DirectoryValues(ObjectValues):
         for (part, _), room, some in zip(parts, rooms, answers, strict=True):
             yield list(enumerate(chain.from_iterable(some), start=part.start))
             room.give_back()
+
+    def each_whole(self, keys: Sequence[ObjectKey], size: int, take: Take) -> None:
+        """Read at most so many bytes of every value, and have them taken while the processor has them at hand.
+
+        As many threads read as a core or two keep busy; as many as there may be, where reading means waiting.
+
+        Args:
+            keys: of the values.
+            size: bytes, no more than an answer may have.
+            take: called on several threads at once, with which keys these are, uint8 [keys, bytes] where their bytes
+                lie, and what they are. The memory is used again when it returns, and it is called no more when this
+                returns, however it does.
+
+        Raises:
+            StoreError: the directory cannot be read; some was taken.
+        """
+        names = self._names.of_objects(keys)
+        each = max(1, self._taken_bytes // size)
+        left = deque(parts_of(len(names), each))
+        most = min(self._concurrency, max(1, self._call_bytes // (each * size)))
+        with _single_copies():
+            self._take_parts(names, size, left, take, threads=min(_TAKERS, most), until_slow=True)
+        if left:
+            self._take_parts(names, size, left, take, threads=most, until_slow=False)
+
+    def _take_parts(
+        self,
+        names: Sequence[str],
+        size: int,
+        left: deque[slice],
+        take: Take,
+        *,
+        threads: int,
+        until_slow: bool,
+    ) -> None:
+        """Read and take what is left on some threads; leave off where that is asked for and reading is slow."""
+        count = len(left)
+        longest = max((part.stop - part.start for part in left), default=0)
+        ended = threading.Event()
+
+        def work(_: ObjectStore) -> None:
+            with self._blocks.lent(longest * size) as block, _ending_others(ended):
+                while not ended.is_set() and (part := _next_of(left)) is not None:
+                    self._lane.check_open()
+                    rows = block[: (part.stop - part.start) * size].reshape(-1, size)
+                    began = time.perf_counter()
+                    found = self._directory.begun(names[part], rows)
+                    if until_slow and rows.nbytes < (time.perf_counter() - began) * _FAST:
+                        ended.set()
+                    take(part, rows, found)
+
+        self._lane.run([work] * min(threads, count))
 
     def fetch(
         self, keys: Sequence[ObjectKey], ranges: Sequence[Range], *, expected: Sequence[Range] = ()
@@ -157,6 +229,30 @@ class DirectoryValues(ObjectValues):
             above = self._shared([self._directory.folders_in(one) for one in above])
         for part in parts_of(len(above), _FOLDERS):
             yield above[part]
+
+
+def _next_of(left: deque[slice]) -> slice | None:
+    with suppress(IndexError):  # another thread may have had the last one
+        return left.popleft()
+    return None
+
+
+@contextmanager
+def _ending_others(ended: threading.Event) -> Iterator[None]:
+    """Let others know of an error in a block, since what they do is worth nothing then."""
+    try:
+        yield
+    except BaseException:
+        ended.set()
+        raise
+
+
+@contextmanager
+def _single_copies() -> Iterator[None]:
+    """Let a copy have one core for the length of a block, since there is a thread for each already."""
+    mover = current_mover()
+    with nullcontext() if mover is None else mover.beside_work():
+        yield
 
 
 def _views(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -140,7 +140,10 @@ class Lane(StoreLane):
         waiting: list[Future[_T | StoreError]] = [
             self._threads.submit(self._answer, request, call) for request in requests
         ]
-        return [future.result() for future in waiting]
+        try:
+            return [future.result() for future in waiting]
+        finally:
+            wait(waiting)  # however it ends: what a request touches is the caller's again
 
     def _answer(self, request: Callable[[ObjectStore], _T], call: _Call) -> _T | StoreError:
         from obstore.exceptions import BaseError
