@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,8 @@ import pytest
 import run
 from measuring import Ratio, Row, Times, duration, in_turn, missing_peer, size
 from peers import Peer, PeerUnavailableError
+
+from kvlinker.testing.waiting import wait_for
 
 
 def row(*, ratio: float, target: float | None, why: str = "") -> Row:
@@ -186,20 +186,23 @@ def test_a_script_that_hangs_is_ended_with_the_servers_that_it_started(tmp_path:
         "time.sleep(600)"
     )
 
-    outcome = run.run(script(tmp_path, hangs), [], seconds=2)
+    seconds = 2.0
+    outcome = run.run(script(tmp_path, hangs), [], seconds=seconds)
+    if not server.exists() or not server.read_text():  # a machine too busy to begin it by then
+        seconds = 60.0
+        outcome = run.run(script(tmp_path, hangs), [], seconds=seconds)
 
-    assert outcome.problem == "Error: not done within 2 s"
-    with pytest.raises(ProcessLookupError):
-        _signal_when_reaped(int(server.read_text()))
+    assert outcome.problem == f"Error: not done within {seconds:g} s"
+    process = int(server.read_text())
+    wait_for(lambda: has_ended(process), "the end of the server")
 
 
-def _signal_when_reaped(process: int) -> None:
-    """Ask whether a process is there, until whoever adopted it has noticed its end or ten seconds are over."""
-    for _ in range(1000):
-        os.kill(process, 0)
-        if "Z" in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]:
-            raise ProcessLookupError(process)
-        time.sleep(0.01)
+def has_ended(process: int) -> bool:
+    """Say whether a process has ended, though whoever adopted it may not have noticed yet."""
+    try:
+        return "Z" in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
+    except OSError:
+        return True
 
 
 def test_every_script_that_is_run_is_there_and_explained() -> None:

@@ -19,6 +19,7 @@ from kvlinker.store import ReadSession, ReadStatus, WriteStatus
 from kvlinker_file import FileStore, directory, opening, verify
 from kvlinker_file.catalog import CatalogChange
 from kvlinker_file.directory import StoreDirectory
+from kvlinker_file.locks import LOCK_SECONDS
 from kvlinker_file.segments import Segment
 from kvlinker_file.state import StoreState
 from kvlinker_file.table_layout import Word
@@ -57,7 +58,7 @@ def test_nobody_writes_into_a_file_that_is_being_deleted_though_the_tables_are_m
     def write() -> None:
         def wait() -> bool:
             has_slots.set()
-            return is_deleted.wait(10)
+            return is_deleted.wait(60)
 
         answers.extend(second.write([shelf.batch(new)], shelf.access, may_publish=wait))
 
@@ -111,7 +112,7 @@ def test_slots_that_somebody_took_in_a_new_file_stay_taken_though_its_maker_show
     def write() -> None:
         def wait() -> bool:
             has_slots.set()
-            return may_publish.wait(10)
+            return may_publish.wait(60)
 
         answers.extend(second.write([shelf.batch(new)], shelf.access, may_publish=wait))
 
@@ -126,7 +127,7 @@ def test_slots_that_somebody_took_in_a_new_file_stay_taken_though_its_maker_show
         commit(state, **change)  # type: ignore[arg-type]  # passed on as they came
         if change.get("segments"):
             writer.start()
-            assert has_slots.wait(10)
+            assert has_slots.wait(60)
 
     monkeypatch.setattr(StoreState, "save", save_among_ruins)
     monkeypatch.setattr(StoreState, "commit", commit_and_let_others_in)
@@ -339,11 +340,11 @@ def test_what_a_call_could_not_let_go_of_because_of_a_lock_the_next_call_lets_go
     def keep_the_lock() -> None:
         with state_of(second).changing():
             has_lock.set()
-            may_end.wait(10)
+            may_end.wait(60)
 
     def forbid() -> bool:
         stopped.start()
-        return not has_lock.wait(10)
+        return not has_lock.wait(60)
 
     stopped = threading.Thread(target=keep_the_lock)
     (answer,) = first.write([shelf.batch([key(2), key(3)])], shelf.access, may_publish=forbid)
@@ -401,7 +402,7 @@ def test_a_store_that_is_collected_while_another_one_has_a_lock_does_not_wait_fo
     with getattr(state_of(store), section)():
         gc.collect()
 
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < LOCK_SECONDS
     assert shelf.get(store, [key(0)]) == (OK,)
     store.close()
     assert shelf.get(open_store(), [key(0)]) == (OK,)
