@@ -19,8 +19,8 @@ __all__ = ["LONGEST", "OTHERS", "PLACES", "WHOLE", "Busy", "check_same", "persev
 WHOLE = 12 * PAGE
 PLACES = 4
 """Requests that run at a time; others wait."""
-LONGEST = 1000
-"""Tokens that a request generates which is to be there until it is aborted."""
+LONGEST = 1800
+"""Tokens that a request generates which is to be there until it is aborted: as many as the models' contexts take."""
 OTHERS = tuple(tuple(prompt_of(WHOLE + 5, seed=100 + number)) for number in range(PLACES))
 """Prompts of those whom nobody aborts."""
 

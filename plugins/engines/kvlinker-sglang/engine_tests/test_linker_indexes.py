@@ -11,6 +11,7 @@ import torch
 from engine_frame.server import LinkerOptions
 from engine_frame.trees import Tree
 from engine_reads import contents, fill_at_random, overwrite
+from faulty_store import PATIENT
 from real_pools import MODEL_CONFIG, heads_pool, publish_configuration, sparse_pool
 from sglang.srt.runtime_context import get_context
 from transformers import PretrainedConfig
@@ -46,7 +47,12 @@ def test_an_index_buffer_that_nobody_reads_is_neither_stored_nor_restored(tmp_pa
     tree = Tree(name="dsa")
     options = {"path": str(tmp_path / "store"), "capacity": "64MiB"}
     linker = tree.attach(
-        LinkerOptions(extra_config={"store": {"plugin": "file", "options": options}})
+        LinkerOptions(
+            extra_config={
+                "store": {"plugin": "file", "options": options},
+                "limits": dict(PATIENT),
+            }
+        )
     )
     assert isinstance(linker, KVLinker)
     tokens, slots = list(range(5 * tree.kind.page_size)), tree.allocate(5)

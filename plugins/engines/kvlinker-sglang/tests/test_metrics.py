@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvlinker.errors import ContractError
 from kvlinker.keys import KeyNamespace
-from kvlinker.linker import Linker
+from kvlinker.linker import Linker, LinkerOptions
 from kvlinker.metrics import FAILING_CALLS
 from kvlinker.testing import (
     Call,
@@ -29,6 +28,7 @@ from kvlinker.testing import (
     fake_group,
     page_keys,
 )
+from kvlinker.testing.waiting import wait_for
 from kvlinker_sglang.metrics import Exporter, WorkerPlace, worker_place
 from kvlinker_sglang.options import MetricsConfig
 
@@ -45,7 +45,8 @@ class Served:
 
     def values(self) -> dict[str, float]:
         """Return every sample, named as `metric` or `metric/label`."""
-        with urlopen(f"http://127.0.0.1:{self.port}/metrics") as response:
+        opener = build_opener(ProxyHandler({}))
+        with opener.open(f"http://127.0.0.1:{self.port}/metrics") as response:
             text = response.read().decode()
         found = {}
         for family in text_string_to_metric_families(text):
@@ -64,17 +65,25 @@ def free_port() -> int:
     return port
 
 
+def exported(linker: Linker, store: FaultStore) -> tuple[Exporter, int]:
+    """Serve metrics, and return the port too: another one where somebody took the first meanwhile."""
+    place = WorkerPlace(number=1, label="pp0-tp1")
+    for _ in range(20):
+        port = free_port()
+        config = MetricsConfig(enabled=True, port=port - 1)
+        with suppress(ContractError):
+            return Exporter(linker, store, config, model="m", place=place), port
+    pytest.fail("nothing can listen on any port")
+
+
 @contextmanager
 def served(*rules: Rule) -> Iterator[tuple[Served, FakePools]]:
     pools = fake_group(Family.DSA)
     store = FaultStore(MemoryStore(), rules)
-    linker = Linker(
-        pools.group, store, KeyNamespace(model_id="m", producer="p"), device=pools.access()
-    )
-    port = free_port()
-    config = MetricsConfig(enabled=True, port=port - 1)
-    place = WorkerPlace(number=1, label="pp0-tp1")
-    exporter = Exporter(linker, store, config, model="m", place=place)
+    namespace = KeyNamespace(model_id="m", producer="p")
+    options = LinkerOptions(lookup_seconds=60)
+    linker = Linker(pools.group, store, namespace, device=pools.access(), options=options)
+    exporter, port = exported(linker, store)
     try:
         yield Served(linker, store, port), pools
     finally:
@@ -85,10 +94,7 @@ def served(*rules: Rule) -> Iterator[tuple[Served, FakePools]]:
 def offload_all(linker: Linker, pools: FakePools) -> None:
     transfers = pools.page_transfers(KEYS, {name: range(4) for name in pools.logical_pools})
     assert linker.offload(transfers)
-    limit = time.monotonic() + 20
-    while not linker.num_completed_offloads():
-        assert time.monotonic() < limit
-        time.sleep(0.001)
+    wait_for(linker.num_completed_offloads, "the offload")
     assert linker.pop_completed_offload()
 
 
@@ -113,6 +119,7 @@ def test_l11_every_token_is_in_one_reason() -> None:
 def test_bytes_are_those_of_each_pool() -> None:
     with served() as (site, pools):
         offload_all(site.linker, pools)
+        wait_for(lambda: "kvlinker_store_objects" in site.values(), "an answer of the store")
 
         values = site.values()
 

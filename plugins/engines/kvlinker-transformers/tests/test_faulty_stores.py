@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ MODEL_TYPES = (
     *STATES,
 )
 NEW_TOKENS = 4
+PATIENT = LinkerOptions(lookup_seconds=60)
 SLOTS = 6
 """As few as a prompt has pages, and one more: every free slot is soon used again."""
 
@@ -63,7 +65,7 @@ def engine_on(
     *,
     seed: int = 1,
     pages: int = 12,
-    options: LinkerOptions | None = None,
+    options: LinkerOptions = PATIENT,
 ) -> Iterator[PagedEngine]:
     pools = pools_for_config(model.config, pages=pages)
     with PagedEngine(model, pools, shuffle_seed=seed) as engine:
@@ -220,7 +222,7 @@ def test_w37_a_store_that_hangs_costs_the_deadline_and_no_logits(
 ) -> None:
     model = make_model("deepseek_v32")
     store, logits = stored_by(model, registry)
-    options = LinkerOptions(load_seconds=0.2)
+    options = replace(PATIENT, load_seconds=0.2)
     with Gate() as gate:
         hanging = FaultStore(store, [Rule(call=Call.READ, fault=Hang(gate=gate), first=3)])
         with engine_on(model, hanging, registry, seed=2, options=options) as engine:

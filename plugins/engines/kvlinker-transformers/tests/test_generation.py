@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from kvlinker.discovery import load_plugins
 from kvlinker.errors import ContractError, UnsupportedKVCacheError
+from kvlinker.linker import LinkerOptions
 from kvlinker.registry import PluginRegistry
 from kvlinker.testing import MemoryStore
 from kvlinker_transformers.engine import (
@@ -27,6 +28,8 @@ from kvlinker_transformers.models import TINY_MODEL_TYPES, tiny_model
 
 MakeModel = Callable[..., PreTrainedModel]
 NEW_TOKENS = 4
+PATIENT = LinkerOptions(lookup_seconds=60)
+"""A busy machine may take a second for a lookup, which would be a miss by default."""
 STATES = ("qwen3_next", "kimi_linear", "jamba", "lfm2")
 
 
@@ -63,7 +66,7 @@ def run(
     pools = pools_for_config(model.config, pages=pages)
     with PagedEngine(model, pools, chunk_pages=chunk_pages, shuffle_seed=seed) as engine:
         if store is not None:
-            engine.attach(store, registry=registry)
+            engine.attach(store, registry=registry, options=PATIENT)
         result = engine.generate(
             prompt, max_new_tokens=NEW_TOKENS, salt=salt, adapter=adapter, keep_logits=True
         )
@@ -203,7 +206,7 @@ def test_a_request_holds_two_states_at_most_and_gives_all_of_them_back(
 
     pools = pools_for_config(model.config, pages=16, state_slots=3)
     with PagedEngine(model, pools, chunk_pages=1) as engine:
-        engine.attach(store, registry=registry)
+        engine.attach(store, registry=registry, options=PATIENT)
         for cached in (0, 3, 3):
             result = engine.generate(prompt, max_new_tokens=NEW_TOKENS, keep_logits=True)
             assert result.cached_tokens == cached * page_size
@@ -282,7 +285,7 @@ def test_b34_changed_weights_find_nothing_after_a_reset(
     prompt = prompt_of(40)
     pools = pools_for_config(model.config, pages=16)
     with PagedEngine(model, pools) as engine:
-        engine.attach(store, registry=registry)
+        engine.attach(store, registry=registry, options=PATIENT)
         engine.generate(prompt, max_new_tokens=1)
         assert engine.wait_for_offloads()
         before = engine.generate(prompt, max_new_tokens=1)
@@ -303,7 +306,7 @@ def test_b33_another_value_format_finds_nothing(
 
     pools = pools_for_config(model.config, pages=16, kv_format="fp8_packed_656")
     with PagedEngine(model, pools) as engine:
-        engine.attach(store, registry=registry)
+        engine.attach(store, registry=registry, options=PATIENT)
         result = engine.generate(prompt_of(100), max_new_tokens=1)
 
     assert result.cached_tokens == 0
@@ -371,7 +374,7 @@ def test_every_page_is_free_again_after_a_request(
     model = make_model("deepseek_v4")
     pools = pools_for_config(model.config, pages=4, swa_pages=4)
     with PagedEngine(model, pools) as engine:
-        engine.attach(store, registry=registry)
+        engine.attach(store, registry=registry, options=PATIENT)
         for seed in range(4):
             # Three pages are all there are: each request needs what the last one's offers kept.
             result = engine.generate(prompt_of(700, seed), max_new_tokens=2)
@@ -436,14 +439,14 @@ def test_a_second_store_is_refused_until_the_first_is_detached(
 ) -> None:
     model = make_model("llama")
     engine = PagedEngine(model, pools_for_config(model.config, pages=8))
-    engine.attach(store, registry=registry)
+    engine.attach(store, registry=registry, options=PATIENT)
 
     with pytest.raises(ContractError, match="attached already; detach it first"):
-        engine.attach(store, registry=registry)
+        engine.attach(store, registry=registry, options=PATIENT)
 
     engine.detach()
     assert engine.linker is None
-    engine.attach(store, registry=registry)
+    engine.attach(store, registry=registry, options=PATIENT)
     engine.close()
     engine.close()
     assert store.stats().objects == 0
@@ -457,7 +460,7 @@ def test_pools_that_no_plugin_takes_are_refused_with_every_plugins_reason(
     registry = load_plugins(deny=["dsa"])
 
     with pytest.raises(UnsupportedKVCacheError, match=r"family 'dsa'[\s\S]*mla \(kvlinker-mla"):
-        engine.attach(store, registry=registry)
+        engine.attach(store, registry=registry, options=PATIENT)
 
     assert len(engine.generate([1], max_new_tokens=1).tokens) == 1
 

@@ -21,10 +21,12 @@ import kvlinker_transformers
 from kvlinker.description import DescribeRequest
 from kvlinker.description_json import description_to_json
 from kvlinker.discovery import load_plugins
+from kvlinker.linker import LinkerOptions
 from kvlinker_transformers.engine import PagedEngine, pools_for_config
 from kvlinker_transformers.models import tiny_model
 
 NEW_TOKENS = 4
+PATIENT = LinkerOptions(lookup_seconds=60)
 """Enough to close a group of 4 tokens, and to cross a boundary next to a prompt's end."""
 CAPACITY = 512 << 20
 FIRST, SECOND = 1, 2
@@ -109,7 +111,7 @@ def generate_all(folder: Path, process: int) -> Iterator[tuple[str, torch.Tensor
             **case.options,  # type: ignore[arg-type]  # any option
         )
         with PagedEngine(model, pools, shuffle_seed=process) as engine:
-            engine.attach(store, registry=registry)
+            engine.attach(store, registry=registry, options=PATIENT)
             for length in case.lengths:
                 prompt = torch.randint(
                     3, 500, (length,), generator=torch.Generator().manual_seed(length)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,13 +21,15 @@ from kvlinker.description import (
 )
 from kvlinker.device_access import device_access_for
 from kvlinker.keys import KeyNamespace
-from kvlinker.linker import Linker
+from kvlinker.linker import Linker, LinkerOptions
 from kvlinker.spans import BufferSpan
 from kvlinker.testing import MemoryStore
 from kvlinker.testing.pool_memory import HostMemory
+from kvlinker.testing.waiting import wait_for
 from kvlinker.transfers import HitPolicy, PoolTransfer
 
 PAGE, SLOT, STATES = 4, 8, 6
+PATIENT = LinkerOptions(lookup_seconds=60)
 STATE_BYTES = {"ssm_state": 16, "conv_state_0": 8, "side_short_conv": 12, "side_ngram": 24}
 FACTS: dict[str, Fact] = {
     "kv_family": "mla",
@@ -92,7 +93,8 @@ class Rank:
     @contextmanager
     def linked(self, store: MemoryStore) -> Iterator[Linker]:
         namespace = KeyNamespace(model_id="hybrid", producer="test")
-        linker = Linker(self.group, store, namespace, device=device_access_for(self.group))
+        device = device_access_for(self.group)
+        linker = Linker(self.group, store, namespace, device=device, options=PATIENT)
         try:
             yield linker
         finally:
@@ -161,8 +163,7 @@ class Rank:
 
 def offload(linker: Linker, transfers: Sequence[PoolTransfer]) -> None:
     assert linker.offload(transfers)
-    while not linker.num_completed_offloads():
-        time.sleep(0.0005)
+    wait_for(linker.num_completed_offloads, "the offload")
     assert linker.pop_completed_offload()
 
 

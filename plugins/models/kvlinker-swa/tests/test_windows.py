@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -15,14 +14,16 @@ from kvlinker.device_access import device_access_for
 from kvlinker.discovery import load_plugins
 from kvlinker.explanation import PoolExplanation, explain
 from kvlinker.keys import KeyNamespace
-from kvlinker.linker import Linker
+from kvlinker.linker import Linker, LinkerOptions
 from kvlinker.spans import BufferSpan
 from kvlinker.testing import MemoryStore
 from kvlinker.testing.pool_memory import HostMemory
 from kvlinker.testing.strategies import MadeUpMemory
+from kvlinker.testing.waiting import wait_for
 from kvlinker.transfers import HitPolicy, PoolTransfer
 
 SLOT = 8
+PATIENT = LinkerOptions(lookup_seconds=60)
 LAYERS = ("attention", "sliding")
 ROLES = ("k", "v", "swa_k", "swa_v")
 
@@ -75,7 +76,8 @@ class Prompt:
 
     def linked(self, store: MemoryStore) -> Linker:
         namespace = KeyNamespace(model_id="hybrid", producer="test")
-        return Linker(self.group, store, namespace, device=device_access_for(self.group))
+        device = device_access_for(self.group)
+        return Linker(self.group, store, namespace, device=device, options=PATIENT)
 
     def compute(self) -> None:
         """Write every token's K and V into its slot, as a forward pass does."""
@@ -134,8 +136,7 @@ def store_with_boundaries(prompt: Prompt, boundaries: Sequence[int], windows: in
     for boundary in boundaries:
         trailing = range(max(0, boundary - windows), boundary)
         assert linker.offload(prompt.transfers(range(start, boundary), trailing))
-        while not linker.num_completed_offloads():
-            time.sleep(0.0005)
+        wait_for(linker.num_completed_offloads, "the offload")
         assert linker.pop_completed_offload()
         start = boundary
     linker.close()

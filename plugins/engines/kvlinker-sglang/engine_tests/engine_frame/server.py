@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,6 +39,8 @@ START_SECONDS = 300.0
 """It takes 5 to 15 s on two idle cores, and many times that where they have more to do."""
 STOP_SECONDS = 60.0
 FIRST_PORT = 10_000
+PORT_STEP = 16
+"""The processes of a test run take every 16th port each, and none of each other's."""
 FORKED = "KVLINKER_CPU_STUBS_FORK"
 """A variable of the stand-ins, which are no import of this module: types are checked where they are not installed."""
 READ_LATE = frozenset({"PYTHONPATH", "KVLINKER_SECRET", "SGLANG_CPU_OMP_THREADS_BIND"})
@@ -315,14 +318,25 @@ def search_path(*folders: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on, below those that the kernel hands out: no client takes it meanwhile."""
-    given_out = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    ports = range(FIRST_PORT, max(int(given_out[0]), 2 * FIRST_PORT))
+    """Return a port that nothing listens on, below those that the kernel hands out: no client takes it meanwhile.
+
+    Whoever asks for the next one, here or in another process of a test run, gets another one, for a server takes
+    long to listen on its own.
+    """
     while True:
-        port = random.choice(ports)  # noqa: S311 - a port is no secret
+        port = next(_own_ports())
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+@cache
+def _own_ports() -> Iterator[int]:
+    """Return the ports of this process of a test run, in an order that no other run has."""
+    given_out = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % PORT_STEP
+    ports = range(FIRST_PORT + own, max(int(given_out[0]), 2 * FIRST_PORT), PORT_STEP)
+    return cycle(random.sample(ports, len(ports)))
 
 
 def lives(group: int) -> bool:
