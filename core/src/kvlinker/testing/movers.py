@@ -25,6 +25,8 @@ _SHAPES = {
     "around a cache line": list(range(4090, 4110)),
     "many of a layer": [16_384] * 140,
     "odd ones": [41_983] * 61,
+    "long ones": [160_000] * 41,
+    "some alike": [8192, 8192, 4096, 8192, 8192, 8192, 4096] * 9,
     "one long one": [(3 << 20) + 13],
     "short beside long": [(1 << 20) + 1, 1, 100, 5000, 0, 70_001] * 3,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -14,8 +13,23 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-Fused = Callable[[int, int, int], int]
-"""Of the addresses of target and source, and the size."""
+RANGES = 2
+"""In one call at most."""
+
+
+class _Functions(ctypes.Structure):
+    """`struct fused`."""
+
+    _fields_ = [  # type: ignore[mutable-override]  # ctypes takes any sequence of pairs
+        ("copy", ctypes.CFUNCTYPE(None, ctypes.c_int, *[ctypes.c_void_p] * 2, ctypes.c_size_t)),
+        (
+            "sum_copy",
+            ctypes.CFUNCTYPE(
+                None, ctypes.c_int, *[ctypes.c_void_p] * 2, ctypes.c_size_t, ctypes.c_void_p
+            ),
+        ),
+    ]
+
 
 FLAGS = {256: "avx2", 512: "avx512f"}
 SHORTEST, LONGEST = 241, 5000
@@ -23,20 +37,19 @@ GUARD = 64
 
 
 @cache
-def fused_by(bits: int) -> Fused | None:
-    """Return the compiled function; None where the processor has none, which the kernel has to confirm."""
+def fused_by(bits: int) -> _Functions | None:
+    """Return the compiled functions; None where the processor has none, which the kernel has to confirm."""
     found = importlib.util.find_spec("kvlinker_native.ranges")
     assert found is not None
     assert found.origin is not None
     choose = ctypes.CDLL(found.origin).kvlinker_fused_by
-    choose.restype = ctypes.c_void_p
-    address = choose(bits)
-    if address is None:
+    choose.restype = ctypes.POINTER(_Functions)
+    functions = choose(bits)
+    if not functions:
         assert FLAGS.get(bits, "") not in Path("/proc/cpuinfo").read_text().split()
         return None
-    return ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
-        address
-    )
+    found_functions: _Functions = functions.contents
+    return found_functions
 
 
 def aligned(size: int, offset: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -47,32 +60,46 @@ def aligned(size: int, offset: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]
 
 
 @pytest.mark.parametrize("bits", FLAGS)
+@pytest.mark.parametrize("is_summed", [False, True])
 @given(
     size=st.integers(SHORTEST, LONGEST),
-    at=st.sampled_from((0, 16, 32, 48)),
-    source_at=st.integers(0, 63),
+    places=st.lists(
+        st.tuples(st.sampled_from((0, 16, 32, 48)), st.integers(0, 63)),
+        min_size=1,
+        max_size=RANGES,
+    ),
     seed=st.integers(0, 1 << 32),
 )
-@example(size=1024, at=0, source_at=0, seed=0)
-@example(size=1025, at=0, source_at=1, seed=1)
-@example(size=1088, at=16, source_at=0, seed=2)
-@example(size=2048, at=32, source_at=63, seed=3)
-@example(size=SHORTEST, at=48, source_at=7, seed=4)
+@example(size=1024, places=[(0, 0)], seed=0)
+@example(size=1025, places=[(0, 1), (0, 0)], seed=1)
+@example(size=1088, places=[(16, 0), (32, 1)], seed=2)
+@example(size=2048, places=[(32, 63), (0, 0)], seed=3)
+@example(size=SHORTEST, places=[(48, 7), (16, 9)], seed=4)
 def test_every_byte_is_copied_and_summed_and_none_beside_them(
-    bits: int, size: int, at: int, source_at: int, seed: int
+    bits: int, *, is_summed: bool, size: int, places: list[tuple[int, int]], seed: int
 ) -> None:
-    fused = fused_by(bits)
-    if fused is None:
+    functions = fused_by(bits)
+    if functions is None:
         return
-    source = aligned(size, source_at)
-    source[:] = np.random.default_rng(seed).integers(0, 256, size)
-    target = aligned(size + GUARD, at)
+    random = np.random.default_rng(seed)
+    targets = [aligned(size + GUARD, at) for at, _ in places]
+    sources = [aligned(size, at) for _, at in places]
+    for source in sources:
+        source[:] = random.integers(0, 256, size)
+    addresses = [
+        (ctypes.c_void_p * len(places))(*(block.ctypes.data for block in blocks))
+        for blocks in (targets, sources)
+    ]
+    sums = (ctypes.c_uint64 * len(places))()
 
-    found = fused(target.ctypes.data, source.ctypes.data, size)
+    if is_summed:
+        functions.sum_copy(len(places), *addresses, size, sums)
+        assert list(sums) == [xxhash.xxh3_64_intdigest(source.tobytes()) for source in sources]
+    else:
+        functions.copy(len(places), *addresses, size)
 
-    assert found == xxhash.xxh3_64_intdigest(source.tobytes())
-    assert target[:size].tobytes() == source.tobytes()
-    assert not target[size:].any()
+    assert [target[:size].tobytes() for target in targets] == [each.tobytes() for each in sources]
+    assert not any(target[size:].any() for target in targets)
 
 
 def test_other_widths_are_not_to_be_had() -> None:

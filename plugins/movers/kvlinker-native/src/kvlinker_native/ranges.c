@@ -27,7 +27,8 @@ enum {
     MOST_THREADS = 64,
     STREAMED_BYTES = 4096,        /* of a range, from which writing past the cache pays */
     CACHED_BYTES = 256 << 10,     /* of a call, up to which the reader probably finds everything in the cache */
-    SHARE_BYTES = 128 << 10,      /* taken by a thread at a time */
+    SHARE_BYTES = 128 << 10,      /* taken by a thread at a time; long ranges still go several together, */
+    MANY_SHARES = 16,             /* where there are so many shares of them that all threads end at about once */
     HELPED_NS = 100000,           /* of work for each helper: less is done sooner than a thread is made and wakes */
 };
 
@@ -38,7 +39,7 @@ struct job {
     const int64_t *sizes;
     uint64_t *sums; /* NULL: only copies are made */
     sum_function sum;
-    fused_function fused; /* copies past the cache and makes the same sums; NULL where nothing does */
+    const struct fused *fused; /* copies past the cache, and makes the same sums; NULL where nothing does */
     int is_streamed;
     int64_t step;
     atomic_llong next; /* the first range that nobody took */
@@ -88,11 +89,6 @@ static void do_range(const struct job *job, int64_t i)
     size_t size = (size_t)job->sizes[i];
     if (job->targets != NULL) {
         char *target = (char *)(intptr_t)job->targets[i];
-        int is_long = size >= FUSED_BYTES && (uintptr_t)target % FUSED_ALIGNMENT == 0;
-        if (job->fused != NULL && is_long) {
-            job->sums[i] = job->fused(target, source, size);
-            return;
-        }
         if (job->is_streamed && size >= STREAMED_BYTES)
             copy_streamed(target, source, size);
         else
@@ -100,6 +96,36 @@ static void do_range(const struct job *job, int64_t i)
     }
     if (job->sums != NULL)
         job->sums[i] = job->sum(source, size);
+}
+
+/* Whether a range may be copied with others of its size. */
+static int is_fused(const struct job *job, int64_t i)
+{
+    int64_t shortest = job->sums != NULL ? FUSED_BYTES : STREAMED_BYTES;
+    return job->fused != NULL && job->sizes[i] >= shortest && job->targets[i] % FUSED_ALIGNMENT == 0;
+}
+
+/* Do some ranges of one size together if that goes, else one; return how many. */
+static int64_t do_some(const struct job *job, int64_t first, int64_t end)
+{
+    char *targets[FUSED_RANGES];
+    const char *sources[FUSED_RANGES];
+    int count = 0;
+    for (int64_t i = first; i < end && count < FUSED_RANGES; i++, count++) {
+        if (job->sizes[i] != job->sizes[first] || !is_fused(job, i))
+            break;
+        targets[count] = (char *)(intptr_t)job->targets[i];
+        sources[count] = (const char *)(intptr_t)job->sources[i];
+    }
+    if (count == 0) {
+        do_range(job, first);
+        return 1;
+    }
+    if (job->sums != NULL)
+        job->fused->sum_copy(count, targets, sources, (size_t)job->sizes[first], job->sums + first);
+    else
+        job->fused->copy(count, targets, sources, (size_t)job->sizes[first]);
+    return count;
 }
 
 /* Do one share, and return how many ranges it had; 0 where none is left.
@@ -112,8 +138,8 @@ static int64_t do_share(struct job *job)
     if (first >= job->count)
         return 0;
     int64_t end = least(job->count, first + job->step);
-    for (int64_t i = first; i < end; i++)
-        do_range(job, i);
+    for (int64_t i = first; i < end;)
+        i += do_some(job, i, end);
 #if defined(__SSE2__)
     _mm_sfence(); /* what was written past the cache is there before the share is done */
 #endif
@@ -266,8 +292,10 @@ int kvlinker_move(int64_t count, const int64_t *targets, const int64_t *sources,
     job->sums = sums;
     job->sum = sum;
     job->is_streamed = total > CACHED_BYTES;
-    job->fused = is_xxh3 && sums != NULL && job->is_streamed ? kvlinker_fused() : NULL;
+    job->fused = targets != NULL && job->is_streamed && (is_xxh3 || sums == NULL) ? kvlinker_fused() : NULL;
     job->step = 1 + SHARE_BYTES / (1 + total / count);
+    if (job->step < FUSED_RANGES && count >= MANY_SHARES * FUSED_RANGES)
+        job->step = FUSED_RANGES;
     job->done = 0;
     job->users = 1;
     atomic_init(&job->next, 0);
