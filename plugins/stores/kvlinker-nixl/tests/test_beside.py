@@ -89,9 +89,9 @@ def test_b72_pages_of_several_transfers_are_what_was_written(
         read = payload_threads(client)
         assert shelf.read(KEYS, layer=1) == (OK,) * 8
 
-    # The last frames are written, and the first ones read, by whoever has nothing to do meanwhile.
-    assert written == ([ASIDE] * 3 + [own] if staged else [ASIDE] * 3)
-    assert read == [own] + [ASIDE] * 3
+    # What is read first is read by whoever has nothing to do meanwhile.
+    assert written == [ASIDE] * (4 if staged else 3)
+    assert read == ([own] + [ASIDE] * 3 if staged else [ASIDE] * 4)
 
 
 @pytest.mark.parametrize("mover", [None, PythonMover(checksum)], ids=["python", "mover"])
@@ -239,10 +239,67 @@ def test_calls_are_made_without_a_thread_where_none_can_be_had(
 
 
 def test_l12_what_a_call_in_a_thread_raises_is_raised_by_who_waits_for_it_once() -> None:
-    with Aside(1 << 30) as aside:
-        aside.finish()
-        aside.begin(lambda: 1 // 0)
+    with Aside() as aside:
+        begun = aside.begin(lambda: 1 // 0)
         with pytest.raises(ZeroDivisionError):
-            aside.finish()
-        aside.finish()
+            begun.finish()
+        begun.finish()
         aside.begin(lambda: 1 // 0)
+
+
+def test_a_call_that_is_given_up_is_not_made_and_one_that_is_under_way_is_waited_for() -> None:
+    entered, left, over = threading.Event(), threading.Event(), threading.Event()
+    made: list[str] = []
+
+    def call() -> None:
+        entered.set()
+        assert left.wait(60)
+        made.append("call")
+
+    with Aside() as aside:
+        under_way, waiting = aside.begin(call), aside.begin(lambda: made.append("waiting"))
+        assert entered.wait(60)
+        waiting.give_up(lambda: made.append("given up"))
+        under_way.give_up(over.set)
+        assert not over.is_set()
+        left.set()
+        assert over.wait(60)
+        under_way.give_up(lambda: made.append("behind it"))
+
+    assert made == ["given up", "call", "behind it"]
+
+
+def test_nothing_is_begun_behind_a_stop_and_what_was_begun_is_done() -> None:
+    aside, made = Aside(), list[int]()
+    begun = aside.offer(lambda: made.append(1))
+    aside.stop()
+
+    assert aside.offer(lambda: made.append(2)) is None
+    aside.begin(lambda: made.append(3)).finish()
+    assert begun is not None
+    begun.finish()
+    aside.join(60)
+
+    assert sorted(made) == [1, 3]
+
+
+def test_what_waits_is_not_begun_once_the_block_is_left_with_an_error() -> None:
+    entered, left = threading.Event(), threading.Event()
+    made: list[int] = []
+
+    def call() -> None:
+        entered.set()
+        assert left.wait(60)
+
+    def leave() -> None:
+        with Aside() as aside:
+            aside.begin(call)
+            aside.begin(lambda: made.append(1))
+            assert entered.wait(60)
+            threading.Timer(0.05, left.set).start()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        leave()
+
+    assert not made

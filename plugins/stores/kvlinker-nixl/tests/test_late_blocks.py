@@ -98,3 +98,17 @@ def test_a_block_that_is_longer_than_a_transfer_is_not_kept(store: SlotStore) ->
 
     assert blocks.close(seconds=0)
     assert agent.registrations == before
+
+
+def test_of_blocks_that_are_alike_the_one_that_came_back_last_is_lent_first(
+    store: SlotStore,
+) -> None:
+    blocks = store.state.reads.blocks
+    lent = [blocks.take(1 << 20) for _ in range(3)]
+
+    for block in lent:
+        blocks.give(block)
+
+    assert [blocks.take(1 << 20) for _ in range(3)] == lent[::-1]
+    for block in lent:
+        blocks.give(block)

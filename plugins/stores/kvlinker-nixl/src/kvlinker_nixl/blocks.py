@@ -15,8 +15,8 @@ from kvlinker_nixl.agents import Agent, Memory, Registration, Transfer
 
 __all__ = ["Block", "Blocks", "Loan"]
 
-_KEPT = 4
-"""Two of a load whose pages go through both, and what sessions have read ahead."""
+_KEPT = 16
+"""Three of each call whose pages go through them."""
 _MIN_BYTES = 1 << 16
 _POLL_SECONDS = 0.005
 
@@ -108,7 +108,8 @@ class Blocks:
             if self._is_closed or block.size > self._max:
                 left = [block]
             else:
-                self._free = sorted([*self._free, block], key=lambda one: one.size)
+                # Of those that are alike the last one is taken first: the processor's cache may have it still.
+                self._free = sorted([block, *self._free], key=lambda one: one.size)
                 left, self._free = self._free[:-_KEPT], self._free[-_KEPT:]
         for one in left:
             one.release()

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
-from kvlinker.device import DeviceAccess, room_for_sums
+from kvlinker.device import DeviceAccess
 from kvlinker.errors import StoreError
-from kvlinker.framed_objects import (
-    FoundObjects,
-    Piece,
-    WantedObjects,
-    cut_plan,
-    sort_values,
-    which_are_right,
-)
-from kvlinker.frames import PREFIX_BYTES, FrameHeaders
+from kvlinker.framed_objects import FoundObjects, WantedObjects, sort_values
+from kvlinker.frames import PREFIX_BYTES
 from kvlinker.named_values import parts_of
 from kvlinker.open_reads import OpenReads
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
 from kvlinker_nixl.agents import Operation
 from kvlinker_nixl.aside import Aside
-from kvlinker_nixl.blocks import Block
 from kvlinker_nixl.depots import ABSENT
-from kvlinker_nixl.moving import descriptors
 from kvlinker_nixl.pool_memory import PoolRanges, range_numbers
 from kvlinker_nixl.space import round_up
+from kvlinker_nixl.staged_reads import StagedReads, fetch
 from kvlinker_nixl.state import SlotState, checksum
-from kvlinker_nixl.windows import ReadRows, Window, Windows
 
 __all__ = ["SlotReadSession"]
 
@@ -56,8 +44,13 @@ class SlotReadSession(ReadSession):
         self._looking = threading.Lock()
         self._parts: Sequence[tuple[FoundObjects, IndexArray]] | None = None
         self._pins = state.depot.pin(request.keys, request.object_bytes)
-        self._windows = Windows()
         self._open_reads = OpenReads(self._let_go)
+        self._staged = StagedReads(
+            state,
+            self._pins,
+            reading=partial(self._open_reads.reading, "read ahead"),
+            damaged=partial(self._fail, status=_CORRUPT),
+        )
         self._status = np.where(self._pins.offsets == ABSENT, _MISS, _OK)
         state.count("missed", int((self._status == _MISS).sum()))
 
@@ -88,9 +81,10 @@ class SlotReadSession(ReadSession):
     def close(self) -> None:
         """See ReadSession."""
         self._open_reads.close()
+        self._staged.leave()
 
     def _let_go(self) -> None:
-        self._windows.close()
+        self._staged.close()
         self._state.depot.unpin(self._pins)
 
     # ---- headers ------------------------------------------------------------------------------
@@ -136,21 +130,9 @@ class SlotReadSession(ReadSession):
         for part in parts_of(len(positions), each):
             offsets = self._pins.offsets[positions[part]]
             with self._state.reads.blocks.borrow(len(offsets) * row_bytes) as block:
-                self._fetch(offsets, row_bytes, block)
+                fetch(self._state, self._pins, offsets, row_bytes, block)
                 rows = block.rows(len(offsets), row_bytes)
                 yield from [row[:size].tobytes() for row in rows]
-
-    def _fetch(self, offsets: IndexArray, row_bytes: int, block: Block) -> None:
-        """Read as many bytes at each offset of the space into the rows of a block."""
-        target, line = self._pins.target, self._state.reads
-        addresses = block.address + np.arange(len(offsets), dtype=np.int64) * row_bytes
-        line.move(
-            Operation.READ,
-            descriptors(addresses, row_bytes, 0),
-            descriptors(offsets, row_bytes, target.device),
-            target,
-            block=block,
-        )
 
     def _fail(self, positions: IndexArray, status: int) -> None:
         """Drop objects that are not what they should be, unless their places are others' by now."""
@@ -181,7 +163,7 @@ class SlotReadSession(ReadSession):
             return
         ranges = range_numbers(part.headers, int(good[0]), plan)
         if self._state.is_staged or ranges is None:
-            self._read_staged(part, list(self._chunks(part, good, ranges, plan)), memory)
+            self._staged.copy(part, good, ranges, plan, memory)
         else:
             self._read_direct(part, good, ranges, plan)
 
@@ -193,23 +175,13 @@ class SlotReadSession(ReadSession):
         Some objects are compared while the next ones land.
         """
         size = int(plan.range_bytes.sum())
-        total = len(numbers) * size
-        each = max(1, self._state.read_bytes(total) // size)
-        landed: tuple[IndexArray, PoolRanges] | None = None
-        with Aside(total) as aside:
-            for chosen in parts_of(len(numbers), each):
-                some = numbers[chosen]
-                places = PoolRanges(_pages_of(plan, part.positions[some]))
-                land = partial(self._land, part, some, places)
-                if landed is None:
-                    land()
-                else:
-                    aside.begin(land)
-                    self._compare(part, *landed, ranges)
-                    aside.finish()
-                landed = some, places
-            if landed is not None:
-                self._compare(part, *landed, ranges)
+        each = max(1, self._state.read_bytes(len(numbers) * size) // size)
+        parts = [numbers[chosen] for chosen in parts_of(len(numbers), each)]
+        places = [PoolRanges(_pages_of(plan, part.positions[some])) for some in parts]
+        lands = [partial(self._land, part, *pair) for pair in zip(parts, places, strict=True)]
+        with Aside() as aside:
+            for pair, _ in zip(zip(parts, places, strict=True), aside.in_turn(lands), strict=True):
+                self._compare(part, *pair, ranges)
 
     def _land(self, part: FoundObjects, numbers: IndexArray, places: PoolRanges) -> None:
         target = self._pins.target
@@ -228,181 +200,7 @@ class SlotReadSession(ReadSession):
         if not is_right.all():
             self._fail(part.positions[numbers[~is_right]], _CORRUPT)
 
-    def _read_staged(
-        self, part: FoundObjects, chunks: Sequence[_Chunk], memory: DeviceAccess
-    ) -> None:
-        total = sum(chunk.size for chunk in chunks)
-        if total > self._state.read_bytes(total):
-            self._read_chunks(part, chunks, memory)
-            return
-        for chunk in chunks:
-            self._read_chunk(part, chunk, memory)
-
-    def _read_chunks(
-        self, part: FoundObjects, chunks: Sequence[_Chunk], memory: DeviceAccess
-    ) -> None:
-        """Read into host memory, compare, and copy what is right: some of it while the next bytes are read."""
-        blocks, most = self._state.reads.blocks, max(chunk.size for chunk in chunks)
-        with ExitStack() as lent, Aside(most * len(chunks)) as aside:
-            halves = [lent.enter_context(blocks.borrow(most)) for _ in chunks[:2]]
-            self._fetch_chunk(part, chunks[0], chunks[0].row_bytes, halves[0])
-            for at, chunk in enumerate(chunks):
-                for following in chunks[at + 1 : at + 2]:
-                    half = halves[(at + 1) % 2]
-                    fetch = partial(self._fetch_chunk, part, following, following.row_bytes, half)
-                    aside.begin(fetch)
-                rows = halves[at % 2].rows(len(chunk.numbers), chunk.row_bytes)
-                self._land_chunk(part, chunk, ReadRows.of(rows).behind(chunk.lead), memory)
-                aside.finish()
-
-    def _read_chunk(self, part: FoundObjects, chunk: _Chunk, memory: DeviceAccess) -> None:
-        """Read into host memory, or find it there, since an earlier read has brought it along."""
-        windows, begun = self._windows, chunk.first + chunk.lead
-        end = begun + chunk.piece.size
-        follows = windows.follows(begun, end)
-        window = windows.take(part, chunk.numbers, begun, end)
-        if window is None:
-            window = self._opened(part, chunk, self._ahead(part, chunk) if follows else 0)
-        try:
-            self._land_chunk(part, chunk, window.rows.behind(begun - window.first), memory)
-        except BaseException:
-            window.loan.end()
-            raise
-        windows.put(window, used=round_up(end, self._state.alignment))
-
-    def _ahead(self, part: FoundObjects, chunk: _Chunk) -> int:
-        """Return how many bytes of each object to read at once where one read follows another."""
-        end = round_up(part.header_bytes + self._wanted.object_bytes, self._state.alignment)
-        most = self._state.read_bytes(0) // len(chunk.numbers)
-        return min(end - chunk.first, most // self._state.alignment * self._state.alignment)
-
-    def _opened(self, part: FoundObjects, chunk: _Chunk, ahead: int) -> Window:
-        """Read a chunk, and what is behind it of each object up to so many bytes."""
-        row_bytes = max(chunk.row_bytes, ahead)
-        count = len(chunk.numbers)
-        loan = self._state.reads.blocks.lend(count * row_bytes)
-        try:
-            self._fetch_chunk(part, chunk, row_bytes, loan.block)
-        except BaseException:
-            loan.end()
-            raise
-        return Window(
-            part=part,
-            numbers=chunk.numbers,
-            first=chunk.first,
-            rows=ReadRows.of(loan.block.rows(count, row_bytes)),
-            loan=loan,
-        )
-
-    def _fetch_chunk(self, part: FoundObjects, chunk: _Chunk, row_bytes: int, block: Block) -> None:
-        offsets = self._pins.offsets[part.positions[chunk.numbers]] + chunk.first
-        self._fetch(offsets, row_bytes, block)
-
-    def _land_chunk(
-        self, part: FoundObjects, chunk: _Chunk, rows: ReadRows, memory: DeviceAccess
-    ) -> None:
-        """Copy a chunk into the pools, and drop objects that are not right."""
-        is_right = self._landed(part, chunk, rows, memory)
-        if not is_right.all():
-            self._fail(part.positions[chunk.numbers[~is_right]], _CORRUPT)
-
-    def _chunks(
-        self,
-        part: FoundObjects,
-        numbers: IndexArray,
-        ranges: IndexArray | None,
-        plan: TransferPlan,
-    ) -> Iterator[_Chunk]:
-        """Yield what is read at a time: some neighbouring ranges of some objects."""
-        alignment, first = self._state.alignment, int(numbers[0])
-        limit = self._state.read_bytes(len(numbers) * int(plan.range_bytes.sum()))
-        for piece, its_ranges in _pieces(part.headers, first, ranges, plan, limit):
-            begun = part.header_bytes + piece.start
-            lead = begun % alignment
-            row_bytes = round_up(lead + piece.size, alignment)
-            for chosen in parts_of(len(numbers), max(1, limit // row_bytes)):
-                some = numbers[chosen]
-                yield _Chunk(
-                    numbers=some,
-                    first=begun - lead,
-                    row_bytes=row_bytes,
-                    lead=lead,
-                    piece=piece,
-                    ranges=its_ranges,
-                )
-
-    def _landed(
-        self, part: FoundObjects, chunk: _Chunk, rows: ReadRows, memory: DeviceAccess
-    ) -> NDArray[np.bool_]:
-        """Copy a chunk into the pools, and return which of its objects are right: [objects]."""
-        piece, numbers, ranges = chunk.piece, chunk.numbers, chunk.ranges
-        chosen = _pages_of(piece.plan, part.positions[numbers])
-        if not self._state.has_checksums:
-            memory.copy_in(chosen, rows.objects(piece))
-            return np.ones(len(numbers), dtype=np.bool_)
-        sums = None if ranges is None else room_for_sums(chosen, memory, checksum)
-        if ranges is not None and sums is not None:  # one pass over the bytes, and not two
-            memory.copy_in(chosen, rows.objects(piece, sums=sums))
-            expected = part.headers.checksums[numbers[:, None], ranges]
-            return np.asarray((expected == sums.T).all(axis=1))
-        views = rows.views(piece.size)
-        found = which_are_right(part.headers, numbers, piece, views, checksum=checksum)
-        is_right = np.asarray(found)
-        if is_right.all():
-            memory.copy_in(chosen, rows.objects(piece))
-        elif is_right.any():
-            right = np.flatnonzero(is_right)
-            memory.copy_in(chosen.select(right), rows.objects(piece, chosen=right))
-        return is_right
-
-
-def _pieces(
-    headers: FrameHeaders, number: int, ranges: IndexArray | None, plan: TransferPlan, limit: int
-) -> Iterator[tuple[Piece, IndexArray | None]]:
-    """Yield what a plan needs of an object as pieces of at most `limit` bytes, where that can be.
-
-    Args:
-        headers: of objects.
-        number: of one of them.
-        ranges: [spans] of `range_numbers`.
-        plan: what is needed.
-        limit: see above.
-
-    Yields:
-        A piece, and which range of the object each of its spans is; None where one is a part of several.
-    """
-    size = int(plan.range_bytes.sum())
-    if ranges is not None and size <= limit and (np.diff(ranges) == 1).all():
-        first, behind = int(ranges[0]), int(ranges[-1]) + 1  # one piece, as most plans are
-        start = int(headers.offsets[number, first])
-        yield Piece(start=start, size=size, frames=slice(first, behind), plan=plan), ranges
-        return
-    for piece in cut_plan(headers, number, plan, limit):
-        yield piece, range_numbers(headers, number, piece.plan)
-
 
 def _pages_of(plan: TransferPlan, positions: IndexArray) -> TransferPlan:
     """Return the plan of some pages, ascending; itself where these are all."""
     return plan if len(positions) == plan.num_pages else plan.select(positions)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Chunk:
-    """Bytes that are read at a time, as many of each object."""
-
-    numbers: IndexArray
-    """[objects] which ones of their part."""
-    first: int
-    """Where reading begins in each object's frame."""
-    row_bytes: int
-    """Bytes that are read of each."""
-    lead: int
-    """Bytes in front of what was wanted."""
-    piece: Piece
-    ranges: IndexArray | None
-    """[spans] which range of an object each span of the piece is; None where one is a part of several."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of all objects."""
-        return len(self.numbers) * self.row_bytes

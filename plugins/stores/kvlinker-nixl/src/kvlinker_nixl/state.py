@@ -15,6 +15,8 @@ __all__ = ["SlotState", "checksum"]
 
 _EVENTS = ("corrupt", "discarded", "errors", "foreign", "full", "missed", "vanished")
 _BLOCK = 4096
+_WINDOW_BYTES = 8 << 20
+"""Two of them are in the processor's last cache, and calls cost little beside them."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +59,11 @@ class SlotState:
     def read_bytes(self, total: int) -> int:
         """Return how many bytes a load moves before it compares them, of so many in all."""
         return self.reads.bytes_at_once(total, is_cached=self.alignment < _BLOCK)
+
+    @property
+    def window_bytes(self) -> int:
+        """How many bytes of several layers to read at once, where one after the other is asked for."""
+        return min(_WINDOW_BYTES, self.reads.limits.call_bytes)
 
     def write_bytes(self, total: int) -> int:
         """Return how many bytes an offload puts together before it moves them, of so many in all."""

@@ -1,8 +1,7 @@
-"""A window is what was read of some objects beyond what was asked for, since they are read layer by layer."""
+"""A window is what is read of some objects at once: into a block, from which it is copied to where it belongs."""
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,16 +10,41 @@ from numpy.typing import NDArray
 
 from kvlinker.description import IndexArray
 from kvlinker.device import HostObjects
-from kvlinker.framed_objects import FoundObjects, Piece
+from kvlinker.framed_objects import Piece
 from kvlinker.spans import BufferSpan
+from kvlinker_nixl.aside import Begun
 from kvlinker_nixl.blocks import Loan
 
-__all__ = ["ReadRows", "Window", "Windows"]
+__all__ = ["Chunk", "ReadRows", "Window"]
 
-_KEPT = 4
-"""Components of a layer, each of which has a place of its own in an object."""
-_WATCHED = 64
-"""Ends of reads that are remembered."""
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chunk:
+    """Bytes that are wanted at a time, as many of each object, and at the same place."""
+
+    chosen: slice
+    """Which of the objects of a read."""
+    numbers: IndexArray
+    """[objects] the same, as numbers of their part."""
+    first: int
+    """Where reading begins in each object's frame."""
+    row_bytes: int
+    """Bytes that are read of each."""
+    lead: int
+    """Bytes in front of what was wanted."""
+    piece: Piece
+    ranges: IndexArray | None
+    """[spans] which range of an object each span of the piece is; None where one is a part of several."""
+
+    @property
+    def begun(self) -> int:
+        """Offset in the frames of the first byte that is wanted."""
+        return self.first + self.lead
+
+    @property
+    def end(self) -> int:
+        """Offset in the frames behind the last one."""
+        return self.first + self.lead + self.piece.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,68 +92,52 @@ class ReadRows:
         return HostObjects(span=self.span, slots=slots, first_offset=first, sums=sums)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Window:
-    """Bytes of some objects, as many of each, in a block that was lent for them."""
+    """Bytes of some objects, as many of each, in a block that was lent for them; they may be on their way yet."""
 
-    part: FoundObjects
-    numbers: IndexArray
-    """[objects] which ones of the part."""
-    first: int
-    """Offset in the frames of the first byte."""
-    rows: ReadRows
-    loan: Loan
-    """Of the block that the bytes lie in."""
+    def __init__(self, *, first: int, count: int, row_bytes: int, loan: Loan) -> None:
+        """Take a block that the bytes will be in.
 
-    @property
-    def end(self) -> int:
-        """Offset in the frames behind the last byte."""
-        return self.first + self.rows.span.row_bytes
+        Args:
+            first: offset in the frames of the first byte.
+            count: objects.
+            row_bytes: bytes of each.
+            loan: of the block; ended with the window.
+        """
+        self.first = first
+        self.end = first + row_bytes
+        self.size = count * row_bytes
+        self.is_used = False
+        """Whether anybody has asked for some of it."""
+        self.is_wanted = False
+        """Whether somebody waits for it already; otherwise it was read ahead, and fails for nobody."""
+        self._shape = count, row_bytes
+        self.begun: Begun | None = None
+        """What reads the bytes, while it may be under way."""
+        self._loan = loan
+        self._rows: ReadRows | None = None
 
-    def has(self, part: FoundObjects, numbers: IndexArray, first: int, end: int) -> bool:
-        """Whether the bytes of these objects between two offsets in the frames are here."""
-        is_inside = self.first <= first and end <= self.end
-        return is_inside and self.part is part and np.array_equal(self.numbers, numbers)
+    def has(self, chunk: Chunk) -> bool:
+        """Whether the bytes of a chunk of the same objects are here."""
+        return self.first <= chunk.first and chunk.first + chunk.row_bytes <= self.end
 
+    def rows(self) -> ReadRows:
+        """Wait for the bytes, and return them.
 
-class Windows:
-    """The windows of one session, each used by one read at a time."""
+        Raises:
+            StoreError: they could not be read.
+        """
+        begun, self.begun = self.begun, None
+        if begun is not None:
+            begun.finish()
+        if self._rows is None:
+            self._rows = ReadRows.of(self._loan.block.rows(*self._shape))
+        return self._rows
 
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._lock = threading.Lock()
-        self._kept: list[Window] = []
-        self._ends: dict[int, None] = {}
-
-    def take(self, part: FoundObjects, numbers: IndexArray, first: int, end: int) -> Window | None:
-        """Return a window that has the bytes, which nobody else is given until it is put back."""
-        with self._lock:
-            for at, window in enumerate(self._kept):
-                if window.has(part, numbers, first, end):
-                    return self._kept.pop(at)
-        return None
-
-    def follows(self, first: int, end: int) -> bool:
-        """Note a read, and return whether an earlier one ended where it begins: others will follow."""
-        with self._lock:
-            is_next = first in self._ends
-            self._ends.pop(first, None)
-            self._ends[end] = None
-            while len(self._ends) > _WATCHED:
-                self._ends.pop(next(iter(self._ends)))
-        return is_next
-
-    def put(self, window: Window, *, used: int) -> None:
-        """Keep a window of which bytes are left behind an offset; of too many the oldest goes."""
-        with self._lock:
-            kept = [*self._kept, window] if used < window.end else self._kept
-            self._kept, left = kept[-_KEPT:], kept[:-_KEPT]
-        for one in left if used < window.end else [window]:
-            one.loan.end()
-
-    def close(self) -> None:
-        """Give every block back. Idempotent."""
-        with self._lock:
-            kept, self._kept = self._kept, []
-        for window in kept:
-            window.loan.end()
+    def drop(self) -> None:
+        """Give the block back, now or when nobody reads into it any more. Idempotent."""
+        begun, self.begun = self.begun, None
+        if begun is None:
+            self._loan.end()
+        else:
+            begun.give_up(self._loan.end)

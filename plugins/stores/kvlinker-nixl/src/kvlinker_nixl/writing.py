@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from kvlinker.named_values import parts_of
 from kvlinker.plans import TransferPlan
 from kvlinker.store import ObjectKey, WriteBatch, WriteStatus
 from kvlinker_nixl.agents import Operation
-from kvlinker_nixl.aside import Aside
+from kvlinker_nixl.aside import LEAST_BYTES, Aside, Begun
 from kvlinker_nixl.blocks import Block
 from kvlinker_nixl.depots import EXISTS, Reservation
 from kvlinker_nixl.moving import LateTransferError, descriptors
@@ -30,6 +31,8 @@ from kvlinker_nixl.state import SlotState, checksum
 
 __all__ = ["write_batches"]
 
+_BLOCKS = 3
+"""One is filled while another one is written, and a third waits for that."""
 _log = logging.getLogger(__name__)
 
 
@@ -149,24 +152,28 @@ class _Write:
         each = max(1, self._state.write_bytes(len(positions) * row_bytes) // row_bytes)
         parts = list(parts_of(len(positions), each))
         most = len(positions[parts[0]]) * row_bytes
-        with ExitStack() as lent, Aside(most * len(parts)) as aside:
-            halves = [lent.enter_context(line.blocks.borrow(most)) for _ in parts[:2]]
+        with ExitStack() as lent, Aside() as aside:
+            blocks = [lent.enter_context(line.blocks.borrow(most)) for _ in parts[:_BLOCKS]]
+            begun: deque[Begun] = deque()
             for at, part in enumerate(parts):
-                block, count = halves[at % 2], len(positions[part])
+                if len(begun) == _BLOCKS:
+                    begun.popleft().finish()
+                block, count = blocks[at % _BLOCKS], len(positions[part])
                 rows = block.rows(count, row_bytes)
                 frame_pages(
                     work.batch, work.layout, positions[part], rows, memory, checksum=checksum
                 )
                 rows[:, size:] = 0
-                aside.finish()
                 addresses = block.address + np.arange(count) * row_bytes
                 write = partial(
                     self._write, work, reservation, (addresses, offsets[part]), row_bytes, block
                 )
-                if part is parts[-1]:
+                if len(parts) == 1:
                     write()
                 else:
-                    aside.begin(write)
+                    begun.append(aside.begin(write))
+            while begun:
+                begun.popleft().finish()
 
     def _write(
         self,
@@ -177,6 +184,8 @@ class _Write:
         block: Block,
     ) -> None:
         """Move as many bytes from addresses in a block to each offset; what is late keeps its room until it is over."""
+        if work.reservation is not reservation:
+            return  # one before is late and has the room until it is over
         line, target = self._state.writes, reservation.target
         addresses, offsets = places
         try:
@@ -202,10 +211,9 @@ class _Write:
         target, line = reservation.target, self._state.writes
         places = PoolRanges(chosen)
         local, remote = places.descriptors(offsets + work.layout.header_bytes, target)
-        with Aside(chosen.total_bytes) as aside:
-            aside.begin(
-                partial(line.move, Operation.WRITE, local, remote, target, memory=places.memory)
-            )
+        move = partial(line.move, Operation.WRITE, local, remote, target, memory=places.memory)
+        with Aside() as aside:
+            begun = aside.begin(move) if chosen.total_bytes >= LEAST_BYTES else None
             headers = encode_headers(
                 work.layout,
                 [work.batch.keys[at] for at in positions.tolist()],
@@ -213,7 +221,10 @@ class _Write:
                 self._sums(chosen, places),
                 checksum=checksum,
             )
-            aside.finish()
+            if begun is None:
+                move()
+            else:
+                begun.finish()
         with line.blocks.borrow(headers.nbytes) as block:
             block.rows(*headers.shape)[:] = headers
             addresses = block.address + np.arange(len(headers)) * headers.shape[1]
