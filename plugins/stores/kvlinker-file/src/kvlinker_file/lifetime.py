@@ -14,8 +14,11 @@ from kvlinker.errors import StoreClosedError, StoreTimeoutError
 __all__ = ["Lifetime"]
 
 
-class Lifetime:
-    """Whether a store is open, and which calls run."""
+class Lifetime(AbstractContextManager[None]):
+    """Whether a store is open, and which calls run; as a context, one call more runs inside.
+
+    It is that context itself: an object for each call, and more so a generator, takes time in every read of a layer.
+    """
 
     def __init__(self, path: Path, *, close_seconds: float) -> None:
         """Begin a life; `close_seconds` is how long its end waits for calls."""
@@ -38,10 +41,10 @@ class Lifetime:
         Raises:
             StoreClosedError: when the block is entered: it was closed, or opened by another process.
         """
-        return _Call(self)
+        return self
 
-    def begin_call(self) -> None:
-        """Begin what `end_call` ends; see `using`."""
+    def __enter__(self) -> None:
+        """Begin a call; see `using`."""
         if not self.is_own:
             msg = (
                 f"file store {self._path}: was opened by process {self._owner}, this is process "
@@ -53,6 +56,15 @@ class Lifetime:
                 msg = f"file store {self._path}: was closed; open it again"
                 raise StoreClosedError(msg)
             self._calls += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the call."""
+        self._end_call()
 
     @contextmanager
     def letting_go(self) -> Iterator[bool]:
@@ -67,10 +79,9 @@ class Lifetime:
             yield is_open
         finally:
             if is_open:
-                self.end_call()
+                self._end_call()
 
-    def end_call(self) -> None:
-        """End what was begun."""
+    def _end_call(self) -> None:
         with self._idle:
             self._calls -= 1
             if not self._calls:
@@ -94,23 +105,3 @@ class Lifetime:
                 raise StoreTimeoutError(msg)
             self._is_closed = True
         return True
-
-
-class _Call(AbstractContextManager[None]):
-    """One call; a class, since a generator costs a layer of a few pages several times as much."""
-
-    __slots__ = ("_lifetime",)
-
-    def __init__(self, lifetime: Lifetime) -> None:
-        self._lifetime = lifetime
-
-    def __enter__(self) -> None:
-        self._lifetime.begin_call()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lifetime.end_call()
