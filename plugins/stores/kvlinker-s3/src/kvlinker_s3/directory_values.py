@@ -5,13 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeVar
 
 from kvlinker.host_blocks import HostBlocks
 from kvlinker.moving import current_mover
@@ -20,18 +17,16 @@ from kvlinker.store import ObjectKey
 from kvlinker_s3.directory import Directory
 from kvlinker_s3.lanes import Asked, Lane
 from kvlinker_s3.names import Names
-from kvlinker_s3.object_values import ObjectValues, groups_of, together
+from kvlinker_s3.object_values import ObjectValues, Take, ending_others, groups_of, together
 from kvlinker_s3.requests import Request
 from kvlinker_s3.rooms import Room
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["DirectoryValues", "Take"]
+__all__ = ["DirectoryValues"]
 
 _T = TypeVar("_T")
-Take: TypeAlias = Callable[[slice, NDArray[np.uint8], Sequence[Beginning | None]], None]
-"""Takes the beginnings of some values, which lie in rows of memory."""
 _TAKEN_BYTES = 4 << 20
 """Read and taken by one thread, one time after the other: few enough to stay in the cache that threads share."""
 _TAKERS = 2
@@ -88,19 +83,9 @@ class DirectoryValues(ObjectValues):
             room.give_back()
 
     def each_whole(self, keys: Sequence[ObjectKey], size: int, take: Take) -> None:
-        """Read at most so many bytes of every value, and have them taken while the processor has them at hand.
+        """See ObjectValues.
 
         As many threads read as a core or two keep busy; as many as there may be, where reading means waiting.
-
-        Args:
-            keys: of the values.
-            size: bytes, no more than an answer may have.
-            take: called on several threads at once, with which keys these are, uint8 [keys, bytes] where their bytes
-                lie, and what they are. The memory is used again when it returns, and it is called no more when this
-                returns, however it does.
-
-        Raises:
-            StoreError: the directory cannot be read; some was taken.
         """
         names = self._names.of_objects(keys)
         each = max(1, self._taken_bytes // size)
@@ -127,7 +112,7 @@ class DirectoryValues(ObjectValues):
         ended = threading.Event()
 
         def work(_: ObjectStore) -> None:
-            with self._blocks.lent(longest * size) as block, _ending_others(ended):
+            with self._blocks.lent(longest * size) as block, ending_others(ended):
                 while not ended.is_set() and (part := _next_of(left)) is not None:
                     self._lane.check_open()
                     rows = block[: (part.stop - part.start) * size].reshape(-1, size)
@@ -235,16 +220,6 @@ def _next_of(left: deque[slice]) -> slice | None:
     with suppress(IndexError):  # another thread may have had the last one
         return left.popleft()
     return None
-
-
-@contextmanager
-def _ending_others(ended: threading.Event) -> Iterator[None]:
-    """Let others know of an error in a block, since what they do is worth nothing then."""
-    try:
-        yield
-    except BaseException:
-        ended.set()
-        raise
 
 
 @contextmanager

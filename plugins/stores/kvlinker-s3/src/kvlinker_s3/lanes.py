@@ -72,6 +72,8 @@ class Lane(StoreLane):
         super().__init__(f"s3 store {options.place}, {name}", pause_seconds=options.pause_seconds)
         self.request_seconds = options.retry_seconds + options.request_seconds
         """How long a request may take with all its tries."""
+        self.concurrency = options.concurrency
+        """Requests that run at once."""
         self._client = open_client(options)
         self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix=f"s3-{name}")
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvlinker.named_values import NamedValues, Range, parts_of
+from kvlinker.named_values import Beginning, NamedValues, Range, parts_of
 from kvlinker.store import ObjectKey
 from kvlinker_s3.lanes import Lane
 from kvlinker_s3.names import Names
 
-__all__ = ["ObjectValues", "groups_of", "together"]
+__all__ = ["ObjectValues", "Take", "ending_others", "groups_of", "together"]
+
+Take: TypeAlias = Callable[[slice, NDArray[np.uint8], Sequence[Beginning | None]], None]
+"""Takes the beginnings of some values, which lie in rows of memory."""
 
 
 class ObjectValues(NamedValues):
@@ -28,6 +35,21 @@ class ObjectValues(NamedValues):
     def answer_bytes(self) -> int:
         """See NamedValues."""
         return self._call_bytes
+
+    @abstractmethod
+    def each_whole(self, keys: Sequence[ObjectKey], size: int, take: Take) -> None:
+        """Read at most so many bytes of every value, and have them taken while the processor has them at hand.
+
+        Args:
+            keys: of the values.
+            size: bytes, no more than an answer may have.
+            take: called on several threads at once, with which keys these are, uint8 [keys, bytes] where the bytes
+                lie of those that have so many, and what they are. The memory is used again when it returns, and it
+                is called no more when this returns, however it does.
+
+        Raises:
+            StoreError: the server cannot be asked; some was taken.
+        """
 
     @abstractmethod
     def sizes(self, keys: Sequence[ObjectKey]) -> list[int | None]:
@@ -89,6 +111,16 @@ def groups_of(count: int, ranges: Sequence[Range], wanted: int, most_bytes: int)
         if start >= wanted:
             most *= 2
         start = stop
+
+
+@contextmanager
+def ending_others(ended: threading.Event) -> Iterator[None]:
+    """Let others know of an error in a block, since what they do is worth nothing then."""
+    try:
+        yield
+    except BaseException:
+        ended.set()
+        raise
 
 
 def together(count: int, size: int, most_bytes: int) -> list[tuple[slice, int]]:

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from kvlinker.framed_store import FramedStore
 from kvlinker.store import ObjectKey, ReadRequest, ReadSession, StoreStats, WriteBatch
-from kvlinker_s3.directory_values import DirectoryValues
 from kvlinker_s3.figures import ListedFigures
 from kvlinker_s3.half_written import sweep
 from kvlinker_s3.options import S3StoreOptions
 from kvlinker_s3.state import StoreState
-from kvlinker_s3.whole_reads import DirectoryReadSession
+from kvlinker_s3.whole_reads import S3ReadSession
 from kvlinker_s3.writing import MAX_OBJECT_BYTES, S3Write
 
 __all__ = ["S3Store"]
@@ -82,11 +81,9 @@ class S3Store(FramedStore):
     def open_read(self, request: ReadRequest) -> ReadSession:
         """See Store."""
         state = self._state
-        if not isinstance(state.read_values, DirectoryValues):
-            return super().open_read(request)
         check_open = state.reads.check_open
         check_open()
-        return DirectoryReadSession(state.read_values, state.framed, request, check_open=check_open)
+        return S3ReadSession(state.read_values, state.framed, request, check_open=check_open)
 
     def begin_write(self, batches: Sequence[WriteBatch]) -> S3Write:
         """See FramedStore."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvlinker.named_values import Beginning, Fetched, Range, parts_of
 from kvlinker.store import ObjectKey
 from kvlinker_s3.lanes import Asked, Lane
 from kvlinker_s3.listings import Listing
 from kvlinker_s3.names import Names
-from kvlinker_s3.object_values import ObjectValues, groups_of, together
+from kvlinker_s3.object_values import ObjectValues, Take, ending_others, groups_of, together
 from kvlinker_s3.requests import begin_of, delete, ranges_of, read_bytes, size_of
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ _LISTED = 1000
 
 _TOGETHER_BYTES = 4 << 20
 """Short answers are handed over together, up to so many bytes."""
+_SIDE_BY_SIDE_BYTES = 256 << 10
+"""Whole objects that are shorter are taken together: a call costs more than a second copy."""
 
 
 class S3Values(ObjectValues):
@@ -47,6 +53,27 @@ class S3Values(ObjectValues):
         answers = self._lane.stream(asked, ahead_bytes=self._call_bytes)
         for (part, _), some in zip(parts, answers, strict=True):
             yield list(enumerate(some, start=part.start))
+
+    def each_whole(self, keys: Sequence[ObjectKey], size: int, take: Take) -> None:
+        """See ObjectValues; a thread takes what came before it asks for more."""
+        names = self._names.of_objects(keys)
+        threads = self._lane.concurrency
+        each = max(1, min(-(-len(names) // threads), _SIDE_BY_SIDE_BYTES // size))
+        parts = iter(list(parts_of(len(names), each)))  # of which each thread takes the next
+        ended = threading.Event()
+
+        def work(client: ObjectStore) -> None:
+            with ending_others(ended):
+                for part in parts:
+                    if ended.is_set():
+                        return
+                    self._lane.check_open()
+                    found = [begin_of(name, size)(client) for name in names[part]]
+                    take(part, _side_by_side(found, size), found)
+
+        copies = 1 if each == 1 else 2  # what is put side by side is there twice
+        most = max(1, self._call_bytes // (copies * each * size))
+        self._lane.run([work] * min(threads, most, -(-len(names) // each)))
 
     def fetch(
         self, keys: Sequence[ObjectKey], ranges: Sequence[Range], *, expected: Sequence[Range] = ()
@@ -138,6 +165,18 @@ class S3Values(ObjectValues):
     def remove(self, keys: Sequence[ObjectKey]) -> None:
         """See NamedValues."""
         self._lane.run([delete([name]) for name in self._names.of_objects(keys)])
+
+
+def _side_by_side(found: Sequence[Beginning | None], size: int) -> NDArray[np.uint8]:
+    """Return the bytes of values that have so many, and anything for the others: [values, bytes]."""
+    raw = [None if one is None or len(one.raw) != size else one.raw for one in found]
+    if len(raw) == 1 and raw[0] is not None:
+        return np.frombuffer(raw[0], dtype=np.uint8).reshape(1, size)
+    rows = np.empty((len(raw), size), dtype=np.uint8)
+    for row, one in zip(rows, raw, strict=True):
+        if one is not None:
+            row[:] = np.frombuffer(one, dtype=np.uint8)
+    return rows
 
 
 def _split(group: slice, ranges: Sequence[Range], count: int, most_bytes: int) -> Iterator[slice]:

@@ -1,4 +1,4 @@
-"""A whole read of a directory's files makes their checksums while it copies, and looks at all headers at once.
+"""A read of whole objects makes their checksums while it copies, and looks at all headers at once.
 
 Bytes that are not right reach pool memory so, and are told: whatever is not as it should be at first sight is read
 once more in the way that compares first, and that way says what became of it.
@@ -23,17 +23,17 @@ from kvlinker.named_values import Beginning
 from kvlinker.plans import TransferPlan
 from kvlinker.spans import BufferSpan
 from kvlinker.store import ReadRequest, ReadSession, ReadStatus
-from kvlinker_s3.directory_values import DirectoryValues
+from kvlinker_s3.object_values import ObjectValues
 
-__all__ = ["DirectoryReadSession"]
+__all__ = ["S3ReadSession"]
 
 
-class DirectoryReadSession(ReadSession):
-    """Objects of a directory that were asked for."""
+class S3ReadSession(ReadSession):
+    """Objects that were asked for; read by layer, they are read as those of other stores are."""
 
     def __init__(
         self,
-        values: DirectoryValues,
+        values: ObjectValues,
         state: FramedState,
         request: ReadRequest,
         *,
@@ -45,7 +45,7 @@ class DirectoryReadSession(ReadSession):
         self._request = request
         self._check_open = check_open
         self._lock = threading.Lock()
-        # Of its own: whoever closes the session does not wait for a file system that is silent.
+        # Of its own: whoever closes the session does not wait for a server that is silent.
         self._looking = threading.Lock()
         self._is_closed = False
         self._only: FramedReadSession | None = None
@@ -57,7 +57,7 @@ class DirectoryReadSession(ReadSession):
         """See ReadSession.
 
         Raises:
-            StoreError: the directory cannot be read.
+            StoreError: the server cannot be asked, or answers with something else.
         """
         if self._only is not None:
             return self._only.read(plan, memory)
