@@ -34,6 +34,8 @@ KEY_WORDS = OBJECT_KEY_BYTES // 8
 _MIN_BUCKETS = 1024
 _PROBES = 512
 """Buckets that are looked at for one key: at most half of them are in use, and hashes are even."""
+_WINDOWS = (7, 24, 96, 384)
+"""How many of them are looked at together behind the first: where objects come and go, some keys have long ways."""
 _EMPTY, _GONE = 0, -1
 _FACTORS = np.array(
     [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93],
@@ -84,20 +86,45 @@ def find_rows(buckets: NDArray[np.int32], table: Keys, keys: Keys) -> IndexArray
         table: [rows, 4] the key of each row.
         keys: what to look for.
     """
+    at, limit = _starts(buckets, keys), len(buckets) - 1
+    rows = buckets[at].astype(np.int64) - 1
+    goes_on = rows != _EMPTY - 1
+    at_row = np.flatnonzero((rows >= 0) & (rows < len(table)))
+    hits = at_row[np.all(table[rows[at_row]] == keys[at_row], axis=1)]
     found = np.full(len(keys), ABSENT, dtype=np.int64)
-    left, at, limit = np.arange(len(keys)), _starts(buckets, keys), len(buckets) - 1
-    for _ in range(_PROBES):
-        rows = buckets[at].astype(np.int64) - 1
-        goes_on = rows != _EMPTY - 1
-        at_row = np.flatnonzero((rows >= 0) & (rows < len(table)))
-        same = np.all(table[rows[at_row]] == keys[left[at_row]], axis=1)
-        hits = at_row[same]
-        found[left[hits]] = rows[hits]
-        goes_on[hits] = False
-        if not goes_on.any():
+    found[hits] = rows[hits]
+    goes_on[hits] = False
+    left, at = np.flatnonzero(goes_on), at + 1
+    for width in _WINDOWS:
+        if not len(left):
             break
-        left, at = left[goes_on], (at[goes_on] + 1) & limit
+        window = (at[left][:, None] + np.arange(width)) & limit
+        goes_on = _look_into(buckets[window], table, keys, left, found)
+        left, at = left[goes_on], at + width
     return found
+
+
+def _look_into(
+    entries: NDArray[np.int32], table: Keys, keys: Keys, left: IndexArray, found: IndexArray
+) -> NDArray[np.bool_]:
+    """Note the rows of those keys that a window has; return which must look further: [left].
+
+    Args:
+        entries: [left, width] the next buckets of each key.
+        table: [rows, 4] the key of each row.
+        keys: all.
+        left: which of them are looked for.
+        found: [keys] gets the rows.
+    """
+    is_reached = np.logical_and.accumulate(entries != _EMPTY, axis=1)  # nobody looks past it
+    asked, place = np.nonzero(is_reached & (entries > _EMPTY) & (entries <= len(table)))
+    rows = entries[asked, place].astype(np.int64) - 1
+    same = np.flatnonzero(table[rows, 0] == keys[left[asked], 0])
+    same = same[np.all(table[rows[same]] == keys[left[asked[same]]], axis=1)]
+    found[left[asked[same]]] = rows[same]
+    goes_on = is_reached[:, -1]
+    goes_on[asked[same]] = False
+    return np.asarray(goes_on, dtype=np.bool_)
 
 
 def insert_rows(buckets: NDArray[np.int32], keys: Keys, rows: IndexArray) -> int:
