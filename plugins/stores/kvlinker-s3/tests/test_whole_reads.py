@@ -148,6 +148,32 @@ def test_whole_objects_of_a_server_are_no_more_than_may_be_in_memory(
     assert size < most[0] <= 1 << 20
 
 
+def test_a_lookup_does_not_wait_for_all_of_a_long_load(server: S3Server, prefix: str) -> None:
+    size, keys = 200 << 10, object_keys(30)
+    config = {"url": f"s3://{BUCKET}", "settings": settings_for(server.port), "prefix": prefix}
+    lane = Lane(S3StoreOptions.of_config({**config, "concurrency": 2}), "loads")
+    names = Names(prefix)
+    lane.run([put(name, memoryview(bytes(size)), replace=True) for name in names.of_objects(keys)])
+    values = S3Values(lane, names, call_bytes=1 << 20)
+    taken, begun = list[slice](), threading.Event()
+
+    def note(part: slice, _rows: NDArray[np.uint8], _found: Sequence[Beginning | None]) -> None:
+        taken.append(part)
+        begun.set()
+        time.sleep(0.02)
+
+    def look() -> int:
+        begun.wait(60)
+        values.sizes(keys[:2])  # one alone needs no thread
+        return len(taken)
+
+    with ThreadPoolExecutor(1) as pool:
+        looked = pool.submit(look)
+        values.each_whole(keys, size, note)
+        assert looked.result(60) < len(taken) == 30
+    lane.close()
+
+
 def test_l4_whole_objects_are_compared_first_where_nothing_sums_what_it_copies(
     store: Store,
 ) -> None:

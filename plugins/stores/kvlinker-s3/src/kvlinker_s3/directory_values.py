@@ -93,8 +93,10 @@ class DirectoryValues(ObjectValues):
         most = min(self._concurrency, max(1, self._call_bytes // (each * size)))
         with _single_copies():
             self._take_parts(names, size, left, take, threads=min(_TAKERS, most), until_slow=True)
-        if left:
-            self._take_parts(names, size, left, take, threads=most, until_slow=False)
+        while left:  # some at a time, so that lookups do not wait for all of a long load
+            count = min(len(left), max(1, self._call_bytes // (each * size)))
+            some = deque([left.popleft() for _ in range(count)])
+            self._take_parts(names, size, some, take, threads=most, until_slow=False)
 
     def _take_parts(
         self,

@@ -59,21 +59,29 @@ class S3Values(ObjectValues):
         names = self._names.of_objects(keys)
         threads = self._lane.concurrency
         each = max(1, min(-(-len(names) // threads), _SIDE_BY_SIDE_BYTES // size))
-        parts = iter(list(parts_of(len(names), each)))  # of which each thread takes the next
+        parts = list(parts_of(len(names), each))
+        copies = 1 if each == 1 else 2  # what is put side by side is there twice
+        threads = min(threads, max(1, self._call_bytes // (copies * each * size)))
+        # Some at a time, so that lookups do not wait for all of a long load.
+        for some in parts_of(len(parts), max(1, self._call_bytes // (each * size))):
+            self._take_parts(names, size, parts[some], take, threads=threads)
+
+    def _take_parts(
+        self, names: Sequence[str], size: int, parts: Sequence[slice], take: Take, *, threads: int
+    ) -> None:
+        left = iter(parts)  # of which each thread takes the next
         ended = threading.Event()
 
         def work(client: ObjectStore) -> None:
             with ending_others(ended):
-                for part in parts:
+                for part in left:
                     if ended.is_set():
                         return
                     self._lane.check_open()
                     found = [begin_of(name, size)(client) for name in names[part]]
                     take(part, _side_by_side(found, size), found)
 
-        copies = 1 if each == 1 else 2  # what is put side by side is there twice
-        most = max(1, self._call_bytes // (copies * each * size))
-        self._lane.run([work] * min(threads, most, -(-len(names) // each)))
+        self._lane.run([work] * min(threads, len(parts)))
 
     def fetch(
         self, keys: Sequence[ObjectKey], ranges: Sequence[Range], *, expected: Sequence[Range] = ()
