@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import uuid
+import weakref
 from pathlib import Path
 
 import pytest
+from fake_client import FakeClient
 
+from kvlinker.errors import StoreBusyError, StoreError
 from kvlinker.testing.shelves import object_keys
-from kvlinker_nixl import slab_file
+from kvlinker_nixl import NixlStoreOptions, open_nixl_store, slab_file
+from kvlinker_nixl.agents import Agent
 from kvlinker_nixl.slab_file import SlabFile, slab_layout
 from kvlinker_nixl.space import Space
 
@@ -77,3 +81,29 @@ def test_t1_what_was_not_believed_is_not_found_by_anybody_once_its_segment_is_us
         assert space.find(KEY) is None
         assert space.find(other) is not None
         file.close()
+
+
+def test_a_store_that_is_refused_its_file_leaves_no_agent_to_who_keeps_the_error(
+    tmp_path: Path,
+) -> None:
+    options = NixlStoreOptions.of_config(
+        {"backend": "POSIX", "path": str(tmp_path / "store"), "capacity": "4MiB"}
+    )
+    first, client = open_nixl_store(options, client=FakeClient()), FakeClient()
+
+    with pytest.raises(StoreBusyError) as caught:
+        open_nixl_store(options, client=client)
+
+    left = [weakref.ref(client.agents.pop()) for _ in range(2)]
+    assert [agent() for agent in left] == [None, None]
+    assert caught.value.__traceback__ is not None  # which has the store's own agents all the time
+    first.close()
+
+
+def test_an_agent_that_was_let_go_of_is_asked_for_nothing() -> None:
+    agent = Agent(FakeClient(), "POSIX", {}, advice="")
+    agent.close()
+    agent.close()
+
+    with pytest.raises(StoreError, match="let go of"):
+        agent.progress()

@@ -11,7 +11,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlinker.errors import StoreError
+from kvlinker.errors import StoreClosedError, StoreError
 from kvlinker_nixl.library import Client, ClientAgent
 
 __all__ = ["Agent", "Descriptors", "Memory", "Operation", "Registration", "Transfer"]
@@ -62,17 +62,28 @@ class Agent:
         """Transfers that were begun and not released."""
         self.registrations = 0
         """Registrations that were not taken back."""
-        self._agent: ClientAgent = client.make_agent(self.name)
+        self._client: ClientAgent | None = client.make_agent(self.name)
         try:
-            self._agent.create_backend(backend, dict(params))
+            self._client.create_backend(backend, dict(params))
         except Exception as error:  # noqa: BLE001  # the client's errors have no base of their own
             msg = f"NIXL's backend {backend} cannot be opened: {_code(error)}; {advice}"
             raise StoreError(msg) from None
 
     @property
     def client(self) -> ClientAgent:
-        """NIXL's own agent."""
-        return self._agent
+        """NIXL's own agent.
+
+        Raises:
+            StoreClosedError: it was let go of.
+        """
+        if self._client is None:
+            msg = f"nixl store: the agent of its backend {self.backend} was let go of; open the store again"
+            raise StoreClosedError(msg)
+        return self._client
+
+    def close(self) -> None:
+        """Let NIXL end its agent, of which nothing may be registered or under way. Idempotent."""
+        self._client = None
 
     def register(
         self, regions: Sequence[tuple[int, int, int, str]], memory: Memory
@@ -83,7 +94,7 @@ class Agent:
             StoreError: the client refuses; the message has its code.
         """
         try:
-            listed = self._agent.register_memory(list(regions), memory.value)
+            listed = self.client.register_memory(list(regions), memory.value)
         except Exception as error:  # noqa: BLE001  # see above
             raise StoreError(_code(error)) from None
         self._count(registrations=1)
@@ -93,7 +104,7 @@ class Agent:
         """Take a registration back; a client that refuses keeps nobody from going on."""
         self._count(registrations=-1)
         try:
-            self._agent.deregister_memory(listed)
+            self.client.deregister_memory(listed)
         except Exception as error:  # noqa: BLE001  # see above
             # Whoever gives back memory has pins, room or a file to let go of behind it.
             _log.warning("nixl store: a registration could not be taken back: %s", _code(error))
@@ -116,7 +127,7 @@ class Agent:
         Raises:
             StoreError: the client refuses.
         """
-        agent = self._agent
+        agent = self.client
         try:
             handle = agent.initialize_xfer(
                 operation.value,
@@ -145,7 +156,7 @@ class Agent:
     @property
     def metadata(self) -> bytes:
         """What a peer needs to reach the memory that is registered now."""
-        return self._agent.get_agent_metadata()
+        return self.client.get_agent_metadata()
 
     def add_peer(self, metadata: bytes) -> str:
         """Take over what a peer says of itself, and return its name.
@@ -154,7 +165,7 @@ class Agent:
             StoreError: the client refuses.
         """
         try:
-            name = self._agent.add_remote_agent(metadata)
+            name = self.client.add_remote_agent(metadata)
         except Exception as error:  # noqa: BLE001  # see above
             raise StoreError(_code(error)) from None
         return name.decode() if isinstance(name, bytes) else name
@@ -162,13 +173,13 @@ class Agent:
     def remove_peer(self, name: str) -> None:
         """Forget a peer; one that is gone already is no error."""
         try:
-            self._agent.remove_remote_agent(name)
+            self.client.remove_remote_agent(name)
         except Exception:  # noqa: BLE001  # the peer is dead, and so is what the client knows of it
             return
 
     def progress(self) -> None:
         """Let the backend answer peers that move bytes of this agent."""
-        self._agent.get_new_notifs()
+        self.client.get_new_notifs()
 
 
 class Registration:

@@ -66,9 +66,10 @@ class _Lines:
     writes: Line
 
     def close(self) -> None:
-        """Close both."""
-        self.reads.close()
-        self.writes.close()
+        """Close both, and let NIXL end their agents, which whoever keeps the error would keep."""
+        for line in (self.reads, self.writes):
+            line.close()
+            line.agent.close()
 
 
 def make_lines(options: NixlStoreOptions, client: Client, params: Mapping[str, str]) -> _Lines:
@@ -120,21 +121,22 @@ def _closing_on_error(close: Callable[[], object]) -> Iterator[None]:
 
 
 def _open_files(options: NixlStoreOptions, client: Client) -> Store:
+    if options.path is None:
+        msg = f"nixl store: backend {options.backend.value} needs option 'path'"
+        raise StoreError(msg)
     params = {options.io.param: "true"} if options.backend is Backend.POSIX else {}
     lines = make_lines(options, client, params)
     alignment = _BLOCK if options.direct_io or options.backend.is_gds else _CACHE_LINE
     layout = slab_layout(options.capacity, alignment)
-    if options.path is None:
-        msg = f"nixl store: backend {options.backend.value} needs option 'path'"
-        raise StoreError(msg)
     has_checksums = options.is_staged or not options.backend.is_gds
-    file = SlabFile(
-        options.path,
-        layout,
-        is_direct=options.direct_io or options.backend.is_gds,
-        has_checksums=has_checksums,
-    )
-    with _closing_on_error(file.close):
+    with _closing_on_error(lines.close):
+        file = SlabFile(
+            options.path,
+            layout,
+            is_direct=options.direct_io or options.backend.is_gds,
+            has_checksums=has_checksums,
+        )
+    with _closing_on_error(file.close), _closing_on_error(lines.close):
         space = Space(layout, file)
         file.load(space)
         if options.direct_io and not file.is_direct:
