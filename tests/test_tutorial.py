@@ -82,6 +82,7 @@ def test_the_smoke_tests_pass_on_what_is_installed(outputs: dict[str, str]) -> N
     assert "3 passed" in output
 
 
+@pytest.mark.usefixtures("outputs")  # they install the copy
 def test_s10_nothing_of_the_repository_is_used(environment: Environment) -> None:
     program = "import kvlinker, kvlinker_mine; print(kvlinker.__file__, kvlinker_mine.__file__)"
 
