@@ -65,11 +65,10 @@ _PREFIX = np.dtype(
 _RANGE = np.dtype([("offset", "<u8"), ("size", "<u8"), ("checksum", "<u8")])
 _CHECKED_FROM = 16
 """Where the bytes begin that the header's checksum covers."""
-_PREFIX_WORDS = PREFIX_BYTES // 8
+_PREFIX_WORDS = PREFIX_BYTES // 8  # words of 8 bytes
 _RANGE_WORDS = _RANGE.itemsize // 8
 _CHECKSUM_WORD = 1
 _KEY_WORDS = slice(4, 4 + OBJECT_KEY_BYTES // 8)
-"""Where a prefix has its checksum and its key, in words of 8 bytes."""
 
 
 def header_bytes(ranges: int) -> int:
@@ -317,23 +316,16 @@ def _prefix_words(ranges: int, payload_bytes: int, fingerprint: bytes) -> NDArra
     prefix["magic"], prefix["version"], prefix["ranges"] = _MAGIC, FRAME_VERSION, ranges
     prefix["payload_bytes"], prefix["fingerprint_bytes"] = payload_bytes, len(fingerprint)
     prefix["fingerprint"] = _fingerprint_words(fingerprint)
-    words = prefix.view("<u8")
-    words.setflags(write=False)
-    return words
+    return np.frombuffer(prefix.tobytes(), dtype="<u8")  # read-only: it is kept
 
 
 @lru_cache(maxsize=64)
 def _tiling(table: bytes, payload_bytes: int) -> NDArray[np.int64] | None:
-    """Return the offsets and sizes of a table of both, as rows of an array; None where they do not tile a payload.
-
-    Kept, since an engine's objects have a few tables, and each load reads one of them.
-    """
+    """Return a table's offsets and sizes as rows; None where they do not tile a payload. Engines have few tables."""
     columns = np.frombuffer(table, dtype="<u8").reshape(-1, 2)
     if not _tiles(columns[None, :, 0], columns[None, :, 1], payload_bytes).all():
         return None
-    tiling = np.ascontiguousarray(columns.T, dtype=np.int64)
-    tiling.setflags(write=False)
-    return tiling
+    return np.frombuffer(columns.T.astype(np.int64).tobytes(), dtype=np.int64).reshape(2, -1)
 
 
 def read_range_count(prefix: bytes | memoryview) -> int | None:
