@@ -49,11 +49,12 @@ from kvlinker_nixl.peer_depot import Channel
 TOPIC = "NIXL store"
 CAPACITY = 1 << 30
 WHY_MISSED = (
-    "NIXL moves a block in one piece, since it merges what lies side by side: one copy in memory; the store "
-    "also makes the checksum of every range, and where it is staged copies it to a place of its own in the same pass: "
-    "a second pass that takes longer than the first, beside it on another core. Straight, every range is a transfer of "
-    "its own, and a file that was written so lies in smaller pieces of the page cache, which take longer to read. The "
-    "rows of the same pages have the scattered ranges on both sides"
+    "NIXL moves a block in one piece, since it merges what lies side by side: one copy in memory; the store also makes "
+    "the checksum of every range, and where it is staged copies it to a place of its own in the same pass: a second "
+    "pass beside the first on another core, with which it shares the memory's speed. What is offloaded goes past the "
+    "cache into the block that NIXL takes it from, and is read from memory twice. Straight, every range is a transfer "
+    "of its own, and a file that was written so lies in smaller pieces of the page cache, which take longer to read. "
+    "The rows of the same pages have the scattered ranges on both sides"
 )
 WHY_MISSED_OBJECTS = (
     "before an offload the store asks for each object's length, and before a load for lengths and headers, each a "
