@@ -55,10 +55,9 @@ LIMITS = (COPY, READ)
 WHY_MISSED = (
     "The peers read a page of 786 kB with a system call or two and check nothing. Ours copies each range once, from "
     "the mapped file into the pool, with compiled code on both cores, and sums it in the registers that copy it. "
-    "What is left is memory, where a copy by both cores is about twice as fast as one plain copy by one, and the cost "
-    "of a load that does not depend on its length: some 2 ms of Python, in the processor's cold caches, for plans, the "
-    "store's index and headers, and for waking threads. Of few tokens, a third of the time of raw files is no more "
-    "than one plain copy takes."
+    "What is left is memory, whose speed both cores share, and the cost of a load that does not depend on its length: "
+    "some 1.5 ms of Python, in the processor's cold caches, for plans, the store's index and headers, and for waking "
+    "threads. Of few tokens, a third of the time of raw files is no more than one plain copy takes."
 )
 
 
