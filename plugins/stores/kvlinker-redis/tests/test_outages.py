@@ -352,8 +352,9 @@ def test_a_long_object_may_take_longer_to_be_sent_than_the_server_may_be_silent(
 ) -> None:
     pages = LayeredPages(1, 24 << 20)
     (key,) = object_keys(1)
-    store = open_store(proxy, answer_seconds=0.8, retry_seconds=0.01)
-    proxy.sent_pause_seconds = 0.004  # of 384 pieces
+    # 384 pieces: far longer than the deadline together, and each far shorter, on a busy machine too.
+    store = open_store(proxy, answer_seconds=2, retry_seconds=0.01)
+    proxy.sent_pause_seconds = 0.01
 
     statuses = store.write([pages.batch(key)], HostAccess(), may_publish=allow)
 
