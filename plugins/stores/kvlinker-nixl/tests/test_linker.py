@@ -33,7 +33,7 @@ def make_linker() -> Iterator[MakeLinker]:
             store,
             KeyNamespace(model_id="model", producer="tests"),
             device=pools.access(),
-            options=LinkerOptions(breaker_seconds=0.05),
+            options=LinkerOptions(breaker_seconds=0.05, lookup_seconds=60),
         )
         linkers.append((linker, store))
         return linker, pools

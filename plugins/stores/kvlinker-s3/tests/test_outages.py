@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -213,11 +214,15 @@ def test_requests_at_once_are_bounded(open_store: OpenStore, proxy: Proxy) -> No
     keys = object_keys(16)
     lock = threading.Lock()
     running, most = set[int](), [0]
+    first_two, asked = threading.Barrier(2), itertools.count()
 
     def note(_: Asked) -> None:
         with lock:
             running.add(threading.get_ident())
             most[0] = max(most[0], len(running))
+            is_early = next(asked) < first_two.parties
+        if is_early:  # however late the second one comes
+            first_two.wait(60)
         time.sleep(0.01)
         with lock:
             running.discard(threading.get_ident())
