@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_client import FakeClient, Handle
 
@@ -106,6 +107,22 @@ def test_layers_that_were_read_ahead_are_what_was_written_and_read_once(
     reads = [one for one in client.begun if one.operation == Operation.READ.value]
     assert len(read_ahead(client)) >= 4
     assert sum(one.size for one in reads) < len(KEYS) * PAGE_BYTES * 1.01
+
+
+@pytest.mark.parametrize("mover", [None, PythonMover(checksum)], ids=["python", "mover"])
+def test_l4_a_read_that_goes_on_past_where_another_one_began_is_read_to_its_end(
+    make_shelf: MakeShelf, *, mover: Mover | None
+) -> None:
+    shelf, keys, pages = make_shelf(), KEYS[:2], range(32, 34)
+    plan = shelf.plan(pages)
+
+    with using_mover(mover), shelf.open(keys) as session:
+        # Ranges 0 to 3 are K, the others V: the first piece of the second read ends in what the first one has read.
+        for spans in ([0, 4, 5], [1, 2, 3, 4, 6]):
+            some = plan.select_spans(np.array(spans, dtype=np.int64))
+            assert session.read(some, shelf.access) == (OK, OK)
+
+    assert shelf.store.exists(keys) == (True, True)
 
 
 @pytest.mark.parametrize("mover", [None, PythonMover(checksum)], ids=["python", "mover"])

@@ -189,7 +189,7 @@ class Run:
 
     def _read(self, lane: _Lane, chunk: Chunk) -> Window:
         """Read a chunk, and all that is behind it where that is little; what its windows had is of no use."""
-        end = lane.limit if self._is_near else chunk.end
+        end = max(chunk.end, lane.limit) if self._is_near else chunk.end
         window = self._reader.read(self._part, chunk.numbers, chunk.begun, end)
         window.is_used = True
         self._add(lane, window, end)
