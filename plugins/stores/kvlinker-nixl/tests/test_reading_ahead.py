@@ -21,6 +21,7 @@ from kvlinker.testing import PythonMover
 from kvlinker.testing.shelves import LAYERS, Shelf, object_keys
 from kvlinker_nixl import NixlStoreOptions, open_nixl_store
 from kvlinker_nixl.agents import Operation
+from kvlinker_nixl.aside import Begun
 from kvlinker_nixl.depots import LocalDepot
 from kvlinker_nixl.state import checksum
 from kvlinker_nixl.store import SlotStore
@@ -292,6 +293,31 @@ def test_a_read_goes_on_where_the_session_is_closed_meanwhile(
         assert shelf.read(KEYS, session=session, layer=layer) == ALL
 
     found = shelf.read(KEYS, session=session, layer=2, memory=Closing(shelf.access, session))
+
+    assert found == ALL
+    assert not depot.is_busy
+
+
+def test_a_read_goes_on_where_the_session_is_closed_before_its_next_piece_was_begun(
+    make_shelf: MakeShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf, is_closed = make_shelf(), threading.Event()
+    _, depot = state_of(shelf)
+    run = Begun.run
+
+    def run_late(begun: Begun) -> None:
+        is_closed.wait(60)
+        run(begun)
+
+    class ClosingFirst(Closing):
+        def copy_in(self, plan: TransferPlan, host: HostObjects) -> None:
+            super().copy_in(plan, host)
+            is_closed.set()
+
+    monkeypatch.setattr(Begun, "run", run_late)
+    session = shelf.open(KEYS)
+
+    found = shelf.read(KEYS, session=session, layer=0, memory=ClosingFirst(shelf.access, session))
 
     assert found == ALL
     assert not depot.is_busy

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvlinker.description import IndexArray
-from kvlinker.errors import StoreError
+from kvlinker.errors import StoreClosedError, StoreError
 from kvlinker.framed_objects import FoundObjects
 from kvlinker.plans import PreparedPages
 from kvlinker_nixl.windows import Chunk, ReadRows, Window
@@ -137,8 +137,9 @@ class Run:
             self._read_on(at)
             try:
                 return window.rows().behind(chunk.begun - window.first)
-            except StoreError:
-                if window.is_wanted:
+            except StoreError as error:
+                # Behind a close nothing is read ahead any more; a read that is under way goes on by itself.
+                if window.is_wanted and not isinstance(error, StoreClosedError):
                     raise
                 self._drop(lane, len(lane.windows))
         window = self._read(lane, chunk)
