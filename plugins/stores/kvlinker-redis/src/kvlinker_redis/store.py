@@ -128,7 +128,10 @@ class RedisStore(FramedStore):
                     msg = f"{lane}: the server lists its keys in a circle, SCAN {cursor} came again"
                     raise StoreError(msg)
                 if len(passed) == MOST_STEPS:
-                    msg = f"{lane}: the server does not end listing its keys, after {MOST_STEPS} steps"
+                    msg = (
+                        f"{lane}: the server does not end listing its keys, after {MOST_STEPS} steps; "
+                        f"no Redis does so: look what answers at this address"
+                    )
                     raise StoreError(msg)
                 passed.add(cursor)
                 step: Command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
